@@ -1,0 +1,1 @@
+//! Copies to and from write-combined memory.

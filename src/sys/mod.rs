@@ -1,0 +1,7 @@
+//! The only module that talks to the operating system: system calls, device files, address space.
+//!
+//! Everything above deals in `Result`s and owned values.
+
+#![allow(unsafe_code, reason = "system calls and raw address space are this module's whole purpose")]
+
+pub(crate) mod num;

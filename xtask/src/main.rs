@@ -1,0 +1,3 @@
+//! `cargo xtask`: build and test commands of this repository.
+
+fn main() {}
