@@ -40,7 +40,9 @@ mkdir -p "$OUT/facts" || exit 1
 cp build.txt "$OUT/facts/" || exit 1
 fact date.txt date -u
 fact nvidia-smi.txt nvidia-smi
-fact nvidia-smi-q.txt nvidia-smi -q
+# Not all of `-q`: it prints serial numbers, which do not belong in a record.
+fact nvidia-smi-gpu.txt nvidia-smi --format=csv --query-gpu=name,driver_version,pci.bus_id,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,memory.total,compute_mode,mig.mode.current,persistence_mode,clocks.sm,clocks.mem
+fact nvidia-smi-memory.txt nvidia-smi -q -d MEMORY
 fact nvidia-smi-topo.txt nvidia-smi topo -m
 fact driver.txt cat /proc/driver/nvidia/version
 fact devices.txt ls -ln /dev/nvidia* /dev/dri
@@ -58,6 +60,14 @@ fail() {
     failed=$((failed + 1))
     echo "FAILED  $1: $2"
     [ ! -e "$3" ] || tail -n 40 "$3" | sed 's/^/  | /'
+}
+
+# ended STATUS: what an exit status means.
+ended() {
+    case $1 in
+        124 | 137) echo "killed after $LIMIT s or by a signal (status $1)" ;;
+        *) echo "exit status $1" ;;
+    esac
 }
 
 # as USER COMMAND...: USER is root, nobody or self (whoever started this script, if that is not root).
@@ -89,7 +99,7 @@ tests_as() {
         as "$user" "./$test" >"$log" 2>&1 </dev/null
         status=$?
         if [ "$status" -ne 0 ]; then
-            fail "$test as $user" "exit status $status, see $log" "$log"
+            fail "$test as $user" "$(ended "$status"), see $log" "$log"
         elif grep -q '^test result: ok\. 0 passed' "$log"; then
             fail "$test as $user" "no test ran, see $log" "$log"
         else
@@ -107,7 +117,7 @@ copylat_as() {
         as "$user" ./gdrcopy_copylat --backend "$BACKEND" -a "$allocator" --json - >"$json" 2>"$log" </dev/null
         status=$?
         if [ "$status" -ne 0 ]; then
-            fail "$name" "exit status $status, see $log" "$log"
+            fail "$name" "$(ended "$status"), see $log" "$log"
         elif ! grep -Eq '"verified": *true' "$json"; then
             fail "$name" "no verified result, see $json" "$log"
         elif grep -Eq '"verified": *false' "$json"; then

@@ -55,7 +55,7 @@ fn require_component(subcommand: &str, component: &str) -> Result<(), String> {
 
 fn fmt(log: &mut Log, _: &Workspace) -> Outcome {
     require_component("fmt", "rustfmt")?;
-    passed(run(log, cargo(["fmt", "--all", "--check"])))
+    passed(run(log, cargo(["fmt", "--all", "--check", "--", "--color", "never"])))
 }
 
 fn clippy(log: &mut Log, _: &Workspace) -> Outcome {
