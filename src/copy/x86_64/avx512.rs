@@ -10,8 +10,7 @@ use crate::copy::plan::LINE_BYTES;
 
 pub(in crate::copy) struct Avx512;
 
-/// Copies one line per register, all loads before all stores: a store that waits for its data cannot hold back a load
-/// of the same block, whatever addresses the two have in common.
+/// Copies one line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:tt $at:literal)+) => {
         asm!(
@@ -176,6 +175,38 @@ impl Leaf for Avx512 {
         if !direct {
             // SAFETY: the lanes of the part were just written, and `len` bytes are writable at `dst` by contract.
             unsafe { bounce.give(part.skip, dst, len) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_a_part() {
+        for addr in 640..704 {
+            for len in 1..=(704 - addr).min(63) {
+                let part = Part::new(addr, len);
+                let lanes: Vec<_> = (0..64).filter(|lane| part.mask & (1 << lane) != 0).collect();
+                let wanted: Vec<_> = (addr - 640..addr - 640 + len).collect();
+                assert_eq!(lanes, wanted);
+                assert_eq!(part.skip, addr - 640);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_may_only_touch_pages_of_its_part() {
+        for skip in 0..64 {
+            for len in 1..=(64 - skip).min(63) {
+                for addr in (4096 - 130..4096 + 130).map(|at| 0x7000_0000_0000_usize + at) {
+                    let pages = |first: usize, last: usize| first / 4096..=last / 4096;
+                    let (window, part) = (pages(addr - skip, addr - skip + 63), pages(addr, addr + len - 1));
+                    let stays = Part::new(skip, len).window_stays_in_its_pages(addr, len);
+                    assert_eq!(stays, window == part, "{addr:#x} {skip} {len}");
+                }
+            }
         }
     }
 }

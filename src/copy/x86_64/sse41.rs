@@ -1,7 +1,7 @@
 //! SSE4.1: a line is four registers. The first instruction set with a non-temporal load.
 //!
-//! Where this crate is compiled for AVX, `movdqu` and the like stay SSE-encoded: they never touch, nor depend on a
-//! change of, the upper halves of `ymm` registers.
+//! The instructions are SSE-encoded also where this crate is compiled for AVX, so the upper halves of `ymm` registers
+//! stay as they are.
 
 use std::arch::asm;
 
@@ -12,8 +12,7 @@ use crate::copy::scalar::store_piece;
 
 pub(in crate::copy) struct Sse41;
 
-/// Copies a quarter of a line per register, all loads before all stores: a store that waits for its data cannot hold
-/// back a load of the same block, whatever addresses the two have in common.
+/// Copies a quarter of a line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:tt $at:literal)+) => {
         asm!(
