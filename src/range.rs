@@ -132,6 +132,7 @@ impl<'a> DeviceRange<'a> {
     ///   mapping that outlives its allocation reads and writes the next owner's data.
     /// - Nothing may rely on the range's bytes being unchanged while a mapping of it is written to: a `&T` view of
     ///   them by other host code, for instance of managed memory.
+    #[allow(unsafe_code, reason = "the caller vouches for the allocation; nothing is accessed here")]
     pub unsafe fn from_raw(addr: impl Into<GpuAddr>, len: usize) -> Result<Self> {
         Ok(Self { span: Span::new("range", addr.into(), len)?, keep: Keep::Borrowed(PhantomData) })
     }
