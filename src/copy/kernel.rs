@@ -219,22 +219,33 @@ static SSE41: Routine = Routine::of::<Sse41>();
 static AVX2: Routine = Routine::of::<Avx2>();
 static AVX512: Routine = Routine::of::<Avx512>();
 
-/// MOVDIR64B only stores, and only whole lines. The rest comes from the best other leaf, so there is one such routine
-/// per leaf that can be it.
+// MOVDIR64B only stores, and only whole lines. The rest comes from another leaf, so there is one such routine per leaf.
+static MOVDIR64B_AVX512: Routine = Routine::of::<Movdir64b<Avx512>>();
+static MOVDIR64B_AVX2: Routine = Routine::of::<Movdir64b<Avx2>>();
+static MOVDIR64B_SSE41: Routine = Routine::of::<Movdir64b<Sse41>>();
+static MOVDIR64B_SCALAR: Routine = Routine::of::<Movdir64b<Scalar>>();
+
+/// MOVDIR64B over the best of the other leaves.
 fn movdir64b() -> &'static Routine {
-    static OVER_AVX512: Routine = Routine::of::<Movdir64b<Avx512>>();
-    static OVER_AVX2: Routine = Routine::of::<Movdir64b<Avx2>>();
-    static OVER_SSE41: Routine = Routine::of::<Movdir64b<Sse41>>();
-    static OVER_SCALAR: Routine = Routine::of::<Movdir64b<Scalar>>();
     if Avx512::is_available() {
-        &OVER_AVX512
+        &MOVDIR64B_AVX512
     } else if Avx2::is_available() {
-        &OVER_AVX2
+        &MOVDIR64B_AVX2
     } else if Sse41::is_available() {
-        &OVER_SSE41
+        &MOVDIR64B_SSE41
     } else {
-        &OVER_SCALAR
+        &MOVDIR64B_SCALAR
     }
+}
+
+/// The routines that [`routines`] has on some processors only, by a name of their own.
+#[cfg(test)]
+pub(super) fn hidden() -> [(&'static str, &'static Routine); 3] {
+    [
+        ("movdir64b_avx2", &MOVDIR64B_AVX2),
+        ("movdir64b_sse41", &MOVDIR64B_SSE41),
+        ("movdir64b_scalar", &MOVDIR64B_SCALAR),
+    ]
 }
 
 /// Every routine this library was built with, available here or not, from the plainest to the most special.

@@ -45,7 +45,8 @@
 //! Non-temporal is what makes loads fast: an ordinary load of write-combined memory fetches a few bytes per round trip
 //! over the bus, while MOVNTDQA brings a whole line into a fill buffer (Intel SDM volume 1, "Streaming load hint
 //! instruction"). Full lines are what makes stores fast: a write-combining buffer that is full leaves as one packet, a
-//! partial one as up to eight (Intel SDM volume 3, "Write combining (WC) memory type").
+//! partial one as up to eight (Intel SDM volume 3, "Write combining (WC) memory type"). Parts of a line are ordinary
+//! stores, which such memory combines just as well.
 //!
 //! # What every routine promises
 //!

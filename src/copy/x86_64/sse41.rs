@@ -40,6 +40,9 @@ macro_rules! lines {
 
 /// Stores naturally aligned pieces of up to 16 bytes, as few as there can be.
 ///
+/// Ordinary stores: write-combined memory combines them like non-temporal ones, and on ordinary memory a partly filled
+/// line of non-temporal stores costs a trip to DRAM.
+///
 /// # Safety
 ///
 /// As for [`Leaf::store_part`].
@@ -49,7 +52,7 @@ pub(super) unsafe fn store_part_by_16(dst: *mut u8, src: *const u8, len: usize) 
         let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
         if size == 16 {
             // SAFETY: 16 bytes of both ranges, `dst` a multiple of 16; the register is declared.
-            unsafe { block!("movdqu", "movntdq", dst, src, "xmm0" 0) };
+            unsafe { block!("movdqu", "movdqa", dst, src, "xmm0" 0) };
         } else {
             // SAFETY: the piece lies inside both ranges and is aligned on the device side.
             unsafe { store_piece(dst, src, size) };
