@@ -3,17 +3,17 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_arch = "x86_64")))]
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
 
-mod range;
-mod session;
-mod pinned;
-mod mapping;
-pub mod copy;
 mod backend;
 mod buffer;
+pub mod copy;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
 mod gpu;
+mod mapping;
+mod pinned;
+mod range;
+mod session;
 mod sys;
 #[cfg(feature = "tools")]
 #[doc(hidden)]

@@ -232,7 +232,9 @@ mod tests {
 
     #[test]
     fn refuses_empty_null_and_wrapping() {
-        for (addr, len) in [(0x1000, 0), (0, 64), (u64::MAX - 3, 5), (0x1000, usize::MAX), (1 << 62, usize::MAX / 2 + 1)] {
+        for (addr, len) in
+            [(0x1000, 0), (0, 64), (u64::MAX - 3, 5), (0x1000, usize::MAX), (1 << 62, usize::MAX / 2 + 1)]
+        {
             assert_eq!(raw(addr, len).unwrap_err().kind(), ErrorKind::InvalidArgument, "{addr:#x} {len}");
         }
     }

@@ -417,7 +417,8 @@ impl SessionBuilder {
             None => match self.try_backend(BackendKind::Rm, level) {
                 Ok(backend) => backend,
                 Err(error) => {
-                    let nothing = Error::new("open", error.kind(), format!("no backend works here: rm: {}", error.cause()));
+                    let nothing =
+                        Error::new("open", error.kind(), format!("no backend works here: rm: {}", error.cause()));
                     let way_out = "for a try without a GPU set GDRCOPY_BACKEND=emulated";
                     return Err(nothing.remedy(match error.hint() {
                         Some(hint) => format!("{hint}; {way_out}"),
@@ -446,8 +447,12 @@ impl SessionBuilder {
             #[cfg(not(feature = "cuda"))]
             BackendKind::Rm => {
                 let _ = level;
-                Err(Error::new("open", ErrorKind::UnsupportedFeature(crate::Feature::Operation), "built without backend 'rm'")
-                    .remedy("build gdrcopy with feature 'cuda'"))
+                Err(Error::new(
+                    "open",
+                    ErrorKind::UnsupportedFeature(crate::Feature::Operation),
+                    "built without backend 'rm'",
+                )
+                .remedy("build gdrcopy with feature 'cuda'"))
             }
             BackendKind::Emulated => {
                 let config = match &self.emulated {

@@ -209,8 +209,12 @@ impl Driver {
             2 => (ErrorKind::OutOfMemory, Some("free GPU memory or ask for less")),
             100 | 101 => (ErrorKind::NoDevice, Some("check nvidia-smi and CUDA_VISIBLE_DEVICES")),
             // Connection to the MPS server: failed, not ready, too many clients.
-            805..=809 => (ErrorKind::UnsupportedFeature(Feature::Mps), Some("check the MPS control daemon, or stop it")),
-            34 | 35 | 802..=804 => (ErrorKind::NoDriver, Some("make library and kernel module the same driver version")),
+            805..=809 => {
+                (ErrorKind::UnsupportedFeature(Feature::Mps), Some("check the MPS control daemon, or stop it"))
+            }
+            34 | 35 | 802..=804 => {
+                (ErrorKind::NoDriver, Some("make library and kernel module the same driver version"))
+            }
             _ => (ErrorKind::Io(libc::EIO), None),
         };
         let error = Error::new(op, kind, format!("{call} returned {name}")).cuda(code);

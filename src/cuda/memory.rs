@@ -241,11 +241,11 @@ impl Allocation for CudaAllocation {
     }
 
     fn upload(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.with_lane(|lane| lane.to_device(self.at(offset), from))
+        self.with_lane(|lane| lane.upload(self.at(offset), from))
     }
 
     fn download(&self, offset: usize, to: &mut [u8]) -> Result<()> {
-        self.with_lane(|lane| lane.to_host(to, self.at(offset)))
+        self.with_lane(|lane| lane.download(to, self.at(offset)))
     }
 
     fn make_current(&self) -> Result<()> {

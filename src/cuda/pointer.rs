@@ -43,7 +43,8 @@ fn attributes(driver: &Driver, addr: GpuAddr) -> Result<Attributes> {
         legacy_ipc: 0,
         pool: std::ptr::null_mut(),
     };
-    let mut which = [CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE];
+    let mut which =
+        [CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE];
     let mut into: [*mut c_void; 7] = [
         (&raw mut found.context).cast(),
         (&raw mut found.memory_type).cast(),

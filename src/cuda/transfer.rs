@@ -36,7 +36,7 @@ impl Lane {
     }
 
     /// Copies and waits for arrival.
-    pub(crate) fn to_device(&mut self, to: u64, from: &[u8]) -> Result<()> {
+    pub(crate) fn upload(&mut self, to: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the source outlives the wait below; the destination was checked by the allocation's owner.
         let code = unsafe { self.driver.copy_to_device_async(to, from.as_ptr().cast(), from.len(), self.stream) };
         self.driver.check("copy", "cuMemcpyHtoDAsync", code)?;
@@ -44,7 +44,7 @@ impl Lane {
     }
 
     /// Copies and waits for arrival.
-    pub(crate) fn to_host(&mut self, to: &mut [u8], from: u64) -> Result<()> {
+    pub(crate) fn download(&mut self, to: &mut [u8], from: u64) -> Result<()> {
         // SAFETY: the destination outlives the wait below; the source was checked by the allocation's owner.
         let code = unsafe { self.driver.copy_to_host_async(to.as_mut_ptr().cast(), from, to.len(), self.stream) };
         self.driver.check("copy", "cuMemcpyDtoHAsync", code)?;
@@ -56,13 +56,13 @@ impl Lane {
         self.driver.check("copy", "cuStreamSynchronize", unsafe { self.driver.stream_sync(self.stream) })
     }
 
-    /// Like `to_device`, from page-locked memory, but gives up after `limit`.
+    /// Like `upload`, from page-locked memory, but gives up after `limit`.
     ///
     /// # Safety
     ///
     /// `bytes` page-locked bytes at `from` and as many device bytes at `to` stay allocated whatever is returned: a copy
     /// that was given up on may still run.
-    pub(crate) unsafe fn to_device_within(
+    pub(crate) unsafe fn upload_within(
         &mut self,
         to: u64,
         from: *const c_void,
@@ -75,12 +75,12 @@ impl Lane {
         self.wait(limit)
     }
 
-    /// Like `to_host`, to page-locked memory, but gives up after `limit`.
+    /// Like `download`, to page-locked memory, but gives up after `limit`.
     ///
     /// # Safety
     ///
-    /// As [`Lane::to_device_within`].
-    pub(crate) unsafe fn to_host_within(
+    /// As [`Lane::upload_within`].
+    pub(crate) unsafe fn download_within(
         &mut self,
         to: *mut c_void,
         from: u64,
@@ -105,8 +105,9 @@ impl Lane {
                 NOT_READY if started.elapsed() < limit => std::hint::spin_loop(),
                 NOT_READY => {
                     let cause = format!("the GPU did not finish a small copy within {} ms", limit.as_millis());
-                    return Err(Error::new("pin", ErrorKind::Busy, cause)
-                        .remedy("pin before long copies are queued, or try again when the GPU's copy engines are free"));
+                    return Err(Error::new("pin", ErrorKind::Busy, cause).remedy(
+                        "pin before long copies are queued, or try again when the GPU's copy engines are free",
+                    ));
                 }
                 code => return self.driver.check("pin", "cuEventQuery", code),
             }

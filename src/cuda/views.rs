@@ -29,7 +29,7 @@ impl<'a> DeviceRange<'a> {
         let stream = slice.stream();
         stream.synchronize().map_err(|error| failed("range", "synchronise", &error))?;
         let (addr, _sync) = slice.device_ptr(stream);
-        let bytes = slice.len().checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = slice.len().saturating_mul(size_of::<T>());
         Ok(Self::borrowed(Span::new("range", GpuAddr::new(addr), bytes)?))
     }
 }
@@ -45,7 +45,9 @@ impl DeviceBuffer {
     pub fn as_cuda<T: DeviceRepr>(&self, stream: &Arc<CudaStream>) -> Result<CudaLoan<'_, T>> {
         if stream.context().ordinal() != self.ordinal() {
             let cause = format!("the buffer is on GPU {}, the stream on another", self.ordinal());
-            return Err(Error::new("lend", ErrorKind::InvalidArgument, cause).remedy("use a stream of the buffer's GPU"));
+            return Err(
+                Error::new("lend", ErrorKind::InvalidArgument, cause).remedy("use a stream of the buffer's GPU")
+            );
         }
         let Some(len) = self.len().checked_div(size_of::<T>()).filter(|len| *len > 0) else {
             let cause = format!("no value of {} bytes fits a buffer of {} bytes", size_of::<T>(), self.len());

@@ -106,7 +106,9 @@ impl RmFailure {
     #[cold]
     pub(crate) fn error(self, op: &'static str, what: &'static str) -> Error {
         match self {
-            Self::Errno(errno) => Error::from_errno(op, errno, format!("the NVIDIA driver rejected the call to {what}")),
+            Self::Errno(errno) => {
+                Error::from_errno(op, errno, format!("the NVIDIA driver rejected the call to {what}"))
+            }
             Self::Status(status) => {
                 let kind = match status {
                     STATUS_NO_PERMISSION => ErrorKind::PermissionDenied,
@@ -132,9 +134,9 @@ impl DeviceFile {
             match errno {
                 libc::ENOENT | libc::ENXIO | libc::ENODEV => {
                     let cause = format!("{path} does not exist or leads nowhere");
-                    Error::new("open", ErrorKind::NoDriver, cause)
-                        .errno(errno)
-                        .remedy("load the NVIDIA driver (nvidia-smi creates its device files), or pass them into the container")
+                    Error::new("open", ErrorKind::NoDriver, cause).errno(errno).remedy(
+                        "load the NVIDIA driver (nvidia-smi creates its device files), or pass them into the container",
+                    )
                 }
                 libc::EACCES | libc::EPERM => failed.remedy(format!(
                     "give this user read and write access to {path}, or pass the device into the container"
@@ -148,7 +150,8 @@ impl DeviceFile {
         loop {
             // SAFETY: every request number of this module goes with a structure of the size encoded in it, and all
             // pointers inside refer to live memory of the length stated beside them.
-            let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request(number, size_of::<T>()), &raw mut *argument) };
+            let result =
+                unsafe { libc::ioctl(self.0.as_raw_fd(), request(number, size_of::<T>()), &raw mut *argument) };
             if result >= 0 {
                 return Ok(());
             }
@@ -205,9 +208,9 @@ impl Client {
         let control = DeviceFile::open("/dev/nvidiactl")?;
         let mut client = Self { control, root: RmHandle(0) };
         client.root = client.alloc_object(RmHandle(0), CLASS_ROOT, None::<&mut u32>).map_err(|failure| {
-            failure.error("open", "create a client").remedy(
-                "a sandbox may filter the driver's calls (gVisor does): run outside it, or use another backend",
-            )
+            failure
+                .error("open", "create a client")
+                .remedy("a sandbox may filter the driver's calls (gVisor does): run outside it, or use another backend")
         })?;
         Ok(client)
     }

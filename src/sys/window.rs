@@ -104,9 +104,8 @@ impl Window {
         unsafe { mmap(NonZeroUsize::new(target.addr().get()), size, prot, flags, fd, offset) }
             .map_err(|errno| Error::from_errno(op, raw_errno(errno), format!("mmap of {len} bytes failed")))?;
         // SAFETY: the range was just mapped; the advice changes only what a child inherits.
-        unsafe { madvise(target, len, MmapAdvise::MADV_DONTFORK) }.map_err(|errno| {
-            Error::from_errno(op, raw_errno(errno), "the window cannot be kept from forked children")
-        })
+        unsafe { madvise(target, len, MmapAdvise::MADV_DONTFORK) }
+            .map_err(|errno| Error::from_errno(op, raw_errno(errno), "the window cannot be kept from forked children"))
     }
 
     /// Replaces the whole window by pages of `fd` past its end of file: every later access raises SIGBUS.

@@ -41,14 +41,19 @@ pub(super) struct Object {
 impl Object {
     fn new(gpu: usize, bytes: u64, whole: bool) -> Result<Self> {
         let failed = |errno: nix::Error| {
-            Error::from_errno("alloc", raw_errno(errno), format!("no host memory for an emulated object of {bytes} bytes"))
+            Error::from_errno(
+                "alloc",
+                raw_errno(errno),
+                format!("no host memory for an emulated object of {bytes} bytes"),
+            )
         };
         let fd = memfd_create(c"gdrcopy-emulated-gpu", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
         let size = i64::try_from(bytes).map_err(|_| failed(nix::Error::EFBIG))?;
         ftruncate(&fd, size).map_err(failed)?;
-        let device_view = MmapOptions::new().len(usize_of(bytes)).map_raw(&fd).map_err(|error| {
-            failed(nix::Error::from_raw(error.raw_os_error().unwrap_or(libc::ENOMEM)))
-        })?;
+        let device_view = MmapOptions::new()
+            .len(usize_of(bytes))
+            .map_raw(&fd)
+            .map_err(|error| failed(nix::Error::from_raw(error.raw_os_error().unwrap_or(libc::ENOMEM))))?;
         Ok(Self { gpu, fd, bytes, whole, device_view })
     }
 

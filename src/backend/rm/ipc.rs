@@ -116,12 +116,8 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
     if size.0.is_empty() {
         return Err(unknown("no word of a memory handle holds the block's size"));
     }
-    let clients = Field::find(|i| {
-        samples[0].words[i] != 0 && every(&|sample| sample.words[i] == samples[0].words[i])
-    });
-    let objects = Field::find(|i| {
-        pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (frame_of(a) == frame_of(b)))
-    });
+    let clients = Field::find(|i| samples[0].words[i] != 0 && every(&|sample| sample.words[i] == samples[0].words[i]));
+    let objects = Field::find(|i| pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (frame_of(a) == frame_of(b))));
     let start = |sample: &Identity, i: usize| sample.base.raw().checked_sub(u64::from(sample.words[i]));
     let offsets = Field::find(|i| {
         every(&|sample| start(sample, i).is_some_and(|start| start % PAGE == 0))
@@ -172,8 +168,10 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
         }
     }
     found.ok_or_else(|| {
-        unknown("no pair of words of a memory handle names an object that shows the memory: the driver is unknown, or MPS \
-                 owns the memory")
+        unknown(
+            "no pair of words of a memory handle names an object that shows the memory: the driver is unknown, or MPS \
+                 owns the memory",
+        )
     })
 }
 

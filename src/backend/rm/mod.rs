@@ -7,9 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, Pin, PinFacts, RmLevel, Semantics, View,
-};
+use crate::backend::{AfterFree, Allocation, Allocator, Backend, BackendKind, Pin, PinFacts, RmLevel, Semantics, View};
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
 use crate::cuda::memory::{CudaAllocation, SHARED_BELOW, VmmHandle};
@@ -48,8 +46,12 @@ impl Rm {
         if level == RmLevel::Off {
             let by = if capped { policy::FILE } else { "GDRCOPY_RM or the program" };
             let remedy = if capped { "ask the administrator" } else { "choose level vmm or ipc" };
-            return Err(Error::new("open", ErrorKind::PermissionDenied, format!("backend 'rm' is switched off by {by}"))
-                .remedy(remedy));
+            return Err(Error::new(
+                "open",
+                ErrorKind::PermissionDenied,
+                format!("backend 'rm' is switched off by {by}"),
+            )
+            .remedy(remedy));
         }
         Driver::loaded()?;
         Ok(Self { manager: Arc::new(Manager::open()?), level, capped })
@@ -246,8 +248,7 @@ impl RmPin {
                 Err(error) => Err(error),
             },
             Kind::Ipc(block, prover) => {
-                let world =
-                    Live { manager: &self.manager, node: self.held.node(), prover, driver: device.driver };
+                let world = Live { manager: &self.manager, node: self.held.node(), prover, driver: device.driver };
                 match world.identity(self.span.addr) {
                     Ok(now) => Ok(now == *block),
                     Err(error) if gone(&error) => Ok(false),

@@ -46,9 +46,9 @@ fn device_path(pci: PciAddress) -> Result<String> {
             .remedy("let the container see /proc/driver/nvidia, or check the PCI address")
     })?;
     let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse::<u32>().ok());
-    minor.map(|minor| format!("/dev/nvidia{minor}")).ok_or_else(|| {
-        Error::new("open GPU", ErrorKind::NoDevice, format!("{info} does not state the device minor"))
-    })
+    minor
+        .map(|minor| format!("/dev/nvidia{minor}"))
+        .ok_or_else(|| Error::new("open GPU", ErrorKind::NoDevice, format!("{info} does not state the device minor")))
 }
 
 impl Manager {

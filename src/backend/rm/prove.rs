@@ -74,7 +74,7 @@ impl Prover {
         // SAFETY: the buffer holds 4096 bytes and is ours under the lock.
         unsafe { self.bounce.cast::<[u8; LINE]>().write(*line) };
         // SAFETY: the buffer is never freed, and scratch memory is not either.
-        unsafe { lane.to_device_within(to.raw(), self.bounce, LINE, LIMIT) }
+        unsafe { lane.upload_within(to.raw(), self.bounce, LINE, LIMIT) }
     }
 
     /// `bytes` is at most a line.
@@ -86,7 +86,7 @@ impl Prover {
         // SAFETY: the buffer holds 4096 bytes and is ours under the lock.
         unsafe { self.bounce.cast::<[u8; LINE]>().write(line) };
         // SAFETY: the buffer is never freed; a source that was freed meanwhile is an error of CUDA's.
-        unsafe { lane.to_host_within(self.bounce, from.raw(), bytes.min(LINE), LIMIT) }?;
+        unsafe { lane.download_within(self.bounce, from.raw(), bytes.min(LINE), LIMIT) }?;
         // SAFETY: as above, and the copy is complete.
         line.copy_from_slice(unsafe { &*self.bounce.cast::<[u8; LINE]>() });
         Ok(line)
@@ -120,8 +120,12 @@ impl Prover {
         let tail = bytes - u64_of(LINE);
         let last = GpuAddr::new(vmm.addr().raw() + tail);
         if !(self.both_ways(&held, 0, vmm.addr())? && self.both_ways(&held, tail, last)?) {
-            return Err(Error::new("pin", ErrorKind::UnknownLayout, "a window onto scratch memory does not show its bytes")
-                .remedy("use another backend, and report the driver's version"));
+            return Err(Error::new(
+                "pin",
+                ErrorKind::UnknownLayout,
+                "a window onto scratch memory does not show its bytes",
+            )
+            .remedy("use another backend, and report the driver's version"));
         }
         *proven = true;
         Ok(())
@@ -225,15 +229,14 @@ impl World for Live<'_> {
     fn proves(&self, object: &Held, offset: u64, sample: &Identity) -> Result<bool> {
         let tail = sample.bytes - u64_of(LINE);
         let last = GpuAddr::new(sample.base.raw() + tail);
-        Ok(self.prover.both_ways(object, offset, sample.base)?
-            && self.prover.both_ways(object, offset + tail, last)?)
+        Ok(self.prover.both_ways(object, offset, sample.base)? && self.prover.both_ways(object, offset + tail, last)?)
     }
 
     fn compare(&self, object: &Held, offset: u64, block: &Identity) -> Result<Verdict> {
         let bytes = usize_of(block.bytes).min(LINE);
         let mut uniform = true;
         let tail = block.bytes - u64_of(bytes);
-        for at in [0, tail / 2 & !63, tail] {
+        for at in [0, (tail / 2) & !63, tail] {
             let addr = GpuAddr::new(block.base.raw() + at);
             let view = object.map(offset + at, bytes)?;
             // A kernel may be writing there: only bytes that stay, and stay different, speak against the object.
