@@ -1,0 +1,206 @@
+//! One row of a table: copies of one size at one offset, timed and then compared byte by byte.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::args::Plan;
+use super::method::Method;
+use crate::buffer::DeviceBuffer;
+use crate::sys::num::u64_of;
+use crate::tool::cpu::flush_lines;
+use crate::tool::fail::Failure;
+use crate::tool::measure::Sampler;
+use crate::tool::pattern;
+use crate::tool::report::{Direction, Entry, Metric, Place};
+
+/// Bytes on either side of a copy that must not change.
+const GUARD: usize = 64;
+/// Where the data lies in host memory: a page boundary, with room for the guard before it.
+const DATA_AT: usize = 4096;
+/// Seed of the bytes around the data.
+const GUARD_SEED: u64 = u64::MAX;
+
+/// Bytes of host memory that cells of up to `largest` bytes need.
+pub(super) fn arena_bytes(largest: usize) -> usize {
+    DATA_AT + largest + GUARD
+}
+
+/// Measures cells one after the other.
+#[derive(Debug)]
+pub(super) struct Bench<'a> {
+    plan: &'a Plan,
+    buffer: &'a DeviceBuffer,
+    pub(super) sampler: Sampler<'a>,
+    /// What a stretch of memory should hold: guard, data, guard.
+    expected: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+/// Offset and size of the copies of one cell, and how long each of its loops may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cell {
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    pub(super) time: Duration,
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(plan: &'a Plan, buffer: &'a DeviceBuffer, sampler: Sampler<'a>) -> Self {
+        let len = plan.largest() + 2 * GUARD;
+        Self { plan, buffer, sampler, expected: vec![0; len], scratch: vec![0; len] }
+    }
+
+    /// Times and compares one cell. `arena` is host memory of [`arena_bytes`], page aligned.
+    pub(super) fn cell<M: Method>(
+        &mut self,
+        method: &M,
+        direction: Direction,
+        cell: Cell,
+        arena: &mut [u8],
+    ) -> Result<Vec<Entry>, Failure> {
+        match direction {
+            Direction::HostToDevice => self.to_device(method, cell, arena),
+            Direction::DeviceToHost => self.to_host(method, cell, arena),
+        }
+    }
+
+    fn to_device<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
+        let Cell { offset, bytes, .. } = cell;
+        let place = place::<M>(Direction::HostToDevice, cell);
+        let source = &mut arena[DATA_AT..DATA_AT + bytes];
+        pattern::fill(source, seed(place));
+        let source = &*source;
+
+        // The device's side: guard, something else than the data in every byte, guard.
+        let stretch = offset.saturating_sub(GUARD)..(offset + bytes + GUARD).min(self.buffer.len());
+        let data = offset - stretch.start..offset - stretch.start + bytes;
+        if self.plan.verify {
+            let expected = &mut self.expected[..stretch.len()];
+            pattern::fill(expected, GUARD_SEED);
+            pattern::fill_complement(&mut expected[data.clone()], source);
+            self.buffer.upload(stretch.start, expected)?;
+            expected[data.clone()].copy_from_slice(source);
+        }
+
+        let amount = self.plan.amount(Direction::HostToDevice, cell.time);
+        let per_call = self.sampler.warm_up(amount, || method.write(offset, source))?;
+        let mut entries = Vec::with_capacity(2);
+        if self.plan.cold {
+            let flush = |(): &mut ()| flush_lines(source);
+            let single = self.sampler.single(amount, &mut (), flush, |()| method.write(offset, source))?;
+            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+        } else {
+            let sustained = self.sampler.sustained(amount, per_call, || method.write(offset, source))?;
+            let single = self.sampler.single(amount, &mut (), |()| (), |()| method.write(offset, source))?;
+            entries.push(Entry::new(place, Metric::Sustained, &sustained, self.plan.verify));
+            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+        }
+
+        if self.plan.verify {
+            method.settle()?;
+            let found = &mut self.scratch[..stretch.len()];
+            self.buffer.download(stretch.start, found)?;
+            compare(place, found, &self.expected[..stretch.len()], data)?;
+        }
+        Ok(entries)
+    }
+
+    fn to_host<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
+        let Cell { offset, bytes, .. } = cell;
+        let place = place::<M>(Direction::DeviceToHost, cell);
+        let stretch = DATA_AT - GUARD..DATA_AT + bytes + GUARD;
+        let data = GUARD..GUARD + bytes;
+        if self.plan.verify {
+            let expected = &mut self.expected[..stretch.len()];
+            pattern::fill(expected, GUARD_SEED);
+            pattern::fill(&mut expected[data.clone()], seed(place));
+            self.buffer.upload(offset, &expected[data.clone()])?;
+            // The host's side: guard, something else than the data in every byte, guard.
+            let host = &mut arena[stretch.clone()];
+            host.copy_from_slice(expected);
+            pattern::fill_complement(&mut host[data.clone()], &expected[data.clone()]);
+        }
+
+        let amount = self.plan.amount(Direction::DeviceToHost, cell.time);
+        let target = &mut arena[DATA_AT..DATA_AT + bytes];
+        let per_call = self.sampler.warm_up(amount, || method.read(offset, target))?;
+        let mut entries = Vec::with_capacity(2);
+        if self.plan.cold {
+            let flush = |target: &mut [u8]| flush_lines(target);
+            let single = self.sampler.single(amount, target, flush, |target| method.read(offset, target))?;
+            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+        } else {
+            let sustained = self.sampler.sustained(amount, per_call, || method.read(offset, target))?;
+            let single = self.sampler.single(amount, target, |_| (), |target| method.read(offset, target))?;
+            entries.push(Entry::new(place, Metric::Sustained, &sustained, self.plan.verify));
+            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+        }
+
+        if self.plan.verify {
+            compare(place, &arena[stretch.clone()], &self.expected[..stretch.len()], data)?;
+        }
+        Ok(entries)
+    }
+}
+
+fn place<M: Method>(direction: Direction, cell: Cell) -> Place {
+    Place { direction, method: M::NAME, bytes: u64_of(cell.bytes), offset: u64_of(cell.offset) }
+}
+
+/// A pattern of its own for every cell, so that what an earlier one left behind does not pass.
+fn seed(place: Place) -> u64 {
+    let direction = u64::from(place.direction == Direction::DeviceToHost);
+    let method = place.method.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
+    (place.bytes << 24) ^ (place.offset << 1) ^ direction ^ (method << 44)
+}
+
+fn compare(place: Place, found: &[u8], expected: &[u8], data: Range<usize>) -> Result<(), Failure> {
+    let Some((at, got, want)) = pattern::first_difference(found, expected) else { return Ok(()) };
+    let Place { direction, method, bytes, offset } = place;
+    let cell = format!("{} by {method}, {bytes} bytes at offset {offset}", direction.in_words());
+    let what = if data.contains(&at) {
+        format!("byte {} of the copy is {got:#04x} instead of {want:#04x}", at - data.start)
+    } else if at < data.start {
+        format!("the byte {} before the copy was overwritten with {got:#04x}", data.start - at)
+    } else {
+        format!("the byte {} past the end of the copy was overwritten with {got:#04x}", at - data.end)
+    };
+    let remedy = "the figures are void; run again with another --copy routine to see whether it is at fault";
+    Err(Failure::run(format!("wrong data: {cell}: {what}; {remedy}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::method::{Bar1, CudaMemcpy};
+    use super::*;
+
+    const PLACE: Place = Place { direction: Direction::HostToDevice, method: "bar1", bytes: 4, offset: 100 };
+
+    fn complaint(found: [u8; 8]) -> String {
+        compare(PLACE, &found, &[9, 9, 1, 2, 3, 4, 9, 9], 2..6).map_or_else(|failure| failure.to_string(), |()| String::new())
+    }
+
+    #[test]
+    fn differences_are_placed() {
+        assert_eq!(complaint([9, 9, 1, 2, 3, 4, 9, 9]), "");
+        let line = complaint([9, 9, 1, 2, 7, 4, 9, 9]);
+        assert!(line.contains("4 bytes at offset 100: byte 2 of the copy is 0x07 instead of 0x03"), "{line}");
+        assert!(complaint([9, 8, 1, 2, 3, 4, 9, 9]).contains("the byte 1 before the copy"));
+        assert!(complaint([9, 9, 1, 2, 3, 4, 9, 8]).contains("the byte 1 past the end"));
+    }
+
+    #[test]
+    fn cells_do_not_share_patterns() {
+        let mut seeds = std::collections::HashSet::new();
+        for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
+            for method in [Bar1::NAME, CudaMemcpy::NAME] {
+                for size in 0..=24 {
+                    for offset in 0..64 {
+                        let place = Place { direction, method, bytes: 1 << size, offset };
+                        assert!(seeds.insert(seed(place)), "{place:?}");
+                    }
+                }
+            }
+        }
+    }
+}
