@@ -277,7 +277,10 @@ mod tests {
     #[test]
     fn one_line_with_cause_source_and_remedy() {
         let error = Error::from_errno("open", libc::EACCES, "/dev/nvidiactl cannot be opened").remedy("ask for access");
-        assert_eq!(error.to_string(), "open: /dev/nvidiactl cannot be opened (Permission denied (os error 13)); ask for access");
+        assert_eq!(
+            error.to_string(),
+            "open: /dev/nvidiactl cannot be opened (Permission denied (os error 13)); ask for access"
+        );
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         assert!(std::error::Error::source(&error).is_some());
     }

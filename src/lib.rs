@@ -3,8 +3,8 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_arch = "x86_64")))]
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
 
-mod error;
 pub mod copy;
+mod error;
 mod sys;
 
 pub use error::{Error, ErrorKind, Feature, MemoryKind, Result};

@@ -1,3 +1,131 @@
 //! `cargo xtask`: build and test commands of this repository.
 
-fn main() {}
+mod bundle;
+mod ci;
+mod run;
+mod steps;
+mod workspace;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use run::Log;
+use workspace::Workspace;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  ci [--list] [STEP...]     run every step, or the named ones, and print a summary; --list names the steps
+  gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
+  -h, --help                print this text";
+
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Help,
+    CiList,
+    Ci(Vec<String>),
+    GpuBundle(Option<PathBuf>),
+}
+
+fn parse(args: &[OsString]) -> Result<Command, String> {
+    let Some((command, rest)) = args.split_first() else {
+        return Ok(Command::Help);
+    };
+    let is_help = |arg: &OsString| arg == "-h" || arg == "--help";
+    if is_help(command) || rest.iter().any(is_help) {
+        return Ok(Command::Help);
+    }
+    match (command.to_str(), rest) {
+        (Some("ci"), [list]) if list == "--list" => Ok(Command::CiList),
+        (Some("ci"), steps) => {
+            let names: Vec<String> = steps.iter().map(|step| step.to_string_lossy().into_owned()).collect();
+            match names.iter().find(|name| name.starts_with('-')) {
+                Some(flag) => Err(format!("ci: unexpected argument `{flag}`; --list stands alone")),
+                None => Ok(Command::Ci(names)),
+            }
+        }
+        (Some("gpu-bundle"), []) => Ok(Command::GpuBundle(None)),
+        (Some("gpu-bundle"), [flag, dir]) if flag == "--out" => Ok(Command::GpuBundle(Some(PathBuf::from(dir)))),
+        (Some("gpu-bundle"), _) => Err("gpu-bundle: expected nothing or `--out DIR`".to_owned()),
+        _ => Err(format!("unknown command `{}`; `cargo xtask --help` lists them", command.display())),
+    }
+}
+
+fn gpu_bundle(log: &mut Log, out: Option<PathBuf>) -> Result<(), String> {
+    let workspace = Workspace::load()?;
+    let out = match out {
+        Some(dir) => std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?,
+        None => workspace.root.join("bundle"),
+    };
+    bundle::build(log, &workspace, &out)
+}
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut log = Log::new(std::io::stdout());
+    let done = match parse(&args) {
+        Ok(Command::Help) => {
+            log.say(USAGE);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Command::CiList) => {
+            ci::list(&mut log);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Command::Ci(names)) => match ci::select(steps::ALL, &names) {
+            Ok(steps) => Workspace::load().map(|workspace| ci::run(&mut log, &workspace, &steps)),
+            Err(message) => return usage_error(&message),
+        },
+        Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
+        Err(message) => return usage_error(&message),
+    };
+    done.unwrap_or_else(|message| {
+        eprintln!("xtask: {message}");
+        ExitCode::FAILURE
+    })
+}
+
+fn usage_error(message: &str) -> ExitCode {
+    eprintln!("xtask: {message}");
+    ExitCode::from(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(args: &[&str]) -> Result<Command, String> {
+        parse(&args.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn nothing_and_help_print_the_usage() {
+        assert_eq!(parsed(&[]), Ok(Command::Help));
+        assert_eq!(parsed(&["-h"]), Ok(Command::Help));
+        assert_eq!(parsed(&["ci", "--help"]), Ok(Command::Help));
+    }
+
+    #[test]
+    fn ci_takes_steps_or_list() {
+        assert_eq!(parsed(&["ci"]), Ok(Command::Ci(vec![])));
+        assert_eq!(parsed(&["ci", "fmt", "gpu tests"]), Ok(Command::Ci(vec!["fmt".into(), "gpu tests".into()])));
+        assert_eq!(parsed(&["ci", "--list"]), Ok(Command::CiList));
+        assert!(parsed(&["ci", "--list", "fmt"]).is_err());
+        assert!(parsed(&["ci", "--fast"]).is_err());
+    }
+
+    #[test]
+    fn gpu_bundle_takes_one_folder() {
+        assert_eq!(parsed(&["gpu-bundle"]), Ok(Command::GpuBundle(None)));
+        assert_eq!(parsed(&["gpu-bundle", "--out", "x"]), Ok(Command::GpuBundle(Some("x".into()))));
+        assert!(parsed(&["gpu-bundle", "--out"]).is_err());
+        assert!(parsed(&["gpu-bundle", "x"]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_command_is_one_line() {
+        let message = parsed(&["deploy"]).unwrap_err();
+        assert!(message.contains("`deploy`") && !message.contains('\n'), "{message}");
+    }
+}

@@ -1,0 +1,226 @@
+//! The steps of `cargo xtask ci`, in the order in which they run: cheap ones first, one release build at the end.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::bundle;
+use crate::ci::{Step, Verdict};
+use crate::run::{Log, capture, cargo, command, query, run};
+use crate::workspace::{LIBRARY, Workspace};
+
+type Outcome = Result<Verdict, String>;
+
+pub(crate) const ALL: &[Step] = &[
+    Step { name: "fetch", about: "download the crates of the committed Cargo.lock", run: fetch },
+    Step { name: "fmt", about: "cargo fmt --check", run: fmt },
+    Step { name: "clippy", about: "all targets, all features, warnings are errors", run: clippy },
+    Step { name: "clippy without features", about: "the library alone, warnings are errors", run: clippy_plain },
+    Step {
+        name: "features",
+        about: "cargo check of the library and its tests with no feature, cuda, tools",
+        run: features,
+    },
+    Step { name: "test", about: "unit, property, integration and documentation tests", run: test },
+    Step { name: "docs", about: "cargo doc, warnings are errors", run: docs },
+    Step { name: "msrv", about: "cargo check with the oldest promised compiler, where it is installed", run: msrv },
+    Step { name: "no C in a plain build", about: "few crates, none of which builds C", run: no_c },
+    Step {
+        name: "copylat smoke",
+        about: "gdrcopy_copylat on the emulated backend, its JSON checked",
+        run: copylat_smoke,
+    },
+    Step { name: "bundle", about: "cargo xtask gpu-bundle, below its size limit", run: gpu_bundle },
+    Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
+];
+
+fn passed(result: Result<(), String>) -> Outcome {
+    result.map(|()| Verdict::Passed)
+}
+
+fn fetch(log: &mut Log, _: &Workspace) -> Outcome {
+    passed(run(log, cargo(["fetch", "--locked"])))
+}
+
+/// Refuses with the way out where the toolchain lacks a component.
+fn require_component(subcommand: &str, component: &str) -> Result<(), String> {
+    let present = cargo([subcommand, "--version"]).output().is_ok_and(|output| output.status.success());
+    if present {
+        Ok(())
+    } else {
+        Err(format!("{component} is not installed: `rustup component add {component}` installs it"))
+    }
+}
+
+fn fmt(log: &mut Log, _: &Workspace) -> Outcome {
+    require_component("fmt", "rustfmt")?;
+    passed(run(log, cargo(["fmt", "--all", "--check", "--", "--color", "never"])))
+}
+
+fn clippy(log: &mut Log, _: &Workspace) -> Outcome {
+    require_component("clippy", "clippy")?;
+    let args = ["clippy", "--locked", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
+    passed(run(log, cargo(args)))
+}
+
+fn clippy_plain(log: &mut Log, _: &Workspace) -> Outcome {
+    require_component("clippy", "clippy")?;
+    let args = ["clippy", "--locked", "-p", LIBRARY, "--all-targets", "--no-default-features", "--", "-D", "warnings"];
+    passed(run(log, cargo(args)))
+}
+
+fn features(log: &mut Log, _: &Workspace) -> Outcome {
+    let check = ["check", "--locked", "-p", LIBRARY, "--all-targets", "--no-default-features"];
+    for features in [&[][..], &["--features", "cuda"], &["--features", "tools"]] {
+        run(log, cargo(check.iter().chain(features).copied()))?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn test(log: &mut Log, _: &Workspace) -> Outcome {
+    passed(run(log, cargo(["test", "--locked", "--workspace", "--features", "tools", "--no-fail-fast"])))
+}
+
+fn docs(log: &mut Log, _: &Workspace) -> Outcome {
+    let mut doc = cargo(["doc", "--locked", "--workspace", "--no-deps", "--features", "tools"]);
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    passed(run(log, doc))
+}
+
+fn msrv(log: &mut Log, workspace: &Workspace) -> Outcome {
+    let version = &workspace.rust_version;
+    let Some(list) = query("rustup", ["toolchain", "list"]) else {
+        return Ok(Verdict::Skipped("rustup is not installed, so there is no second toolchain".to_owned()));
+    };
+    let Some(toolchain) = toolchain_of(&list, version) else {
+        let remedy = format!("rustup toolchain install {version} --profile minimal");
+        return Ok(Verdict::Skipped(format!("toolchain {version} is not installed; `{remedy}` installs it")));
+    };
+    // Without tests: what only they depend on may ask for a newer compiler.
+    let check = ["run", toolchain, "cargo", "check", "--locked", "--workspace", "--all-features"];
+    passed(run(log, command("rustup", check)))
+}
+
+/// The toolchain of this version in the output of `rustup toolchain list`: `1.89-x86_64-..` or `1.89.0-x86_64-..`.
+fn toolchain_of<'a>(list: &'a str, version: &str) -> Option<&'a str> {
+    list.lines().filter_map(|line| line.split_whitespace().next()).find(|name| {
+        name.strip_prefix(version).is_some_and(|rest| rest.is_empty() || rest.starts_with('-') || rest.starts_with('.'))
+    })
+}
+
+/// The crates of a plain build, ours included, are few enough to be read.
+const MAX_PLAIN_CRATES: usize = 25;
+
+/// Crates whose place in the graph means that a build needs a C compiler or looks for C libraries.
+const C_BUILDERS: [&str; 4] = ["bindgen", "cc", "cmake", "pkg-config"];
+
+fn no_c(log: &mut Log, _: &Workspace) -> Outcome {
+    let tree = ["tree", "--locked", "-p", LIBRARY, "--prefix", "none", "--format", "{p}"];
+    let mut graph = |args: &[&'static str]| -> Result<BTreeSet<String>, String> {
+        let output = capture(log, cargo(tree.iter().chain(args).copied()))?;
+        Ok(crate_names(&output))
+    };
+    let plain = graph(&["--no-default-features", "-e", "normal"])?;
+    let mut built = graph(&["--no-default-features", "-e", "normal,build"])?;
+    built.extend(graph(&["-e", "normal,build"])?);
+
+    log.keep(format!("{} crates without features: {}", plain.len(), Vec::from_iter(plain.iter().cloned()).join(", ")));
+    if plain.is_empty() || plain.len() > MAX_PLAIN_CRATES {
+        return Err(format!("{} crates without features; from 1 to {MAX_PLAIN_CRATES} are allowed", plain.len()));
+    }
+    match C_BUILDERS.iter().find(|&&builder| built.contains(builder)) {
+        Some(builder) => {
+            Err(format!("a plain build depends on `{builder}`; `cargo tree -i {builder} -e normal,build` says why"))
+        }
+        None => Ok(Verdict::Passed),
+    }
+}
+
+/// The distinct crate names in the output of `cargo tree --prefix none --format {p}`.
+fn crate_names(tree: &str) -> BTreeSet<String> {
+    tree.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+fn copylat_smoke(log: &mut Log, _: &Workspace) -> Outcome {
+    let build = ["run", "--locked", "--release", "--features", "tools", "--bin", "gdrcopy_copylat"];
+    let tool = ["--", "-s", "4096", "-w", "100", "-r", "20", "--json", "-"];
+    let mut smoke = cargo(build.into_iter().chain(tool));
+    smoke.env("GDRCOPY_BACKEND", "emulated");
+    let output = capture(log, smoke)?;
+    let results = check_report(&output)?;
+    log.keep(format!("{results} results, all verified"));
+    Ok(Verdict::Passed)
+}
+
+/// Checks a tool's JSON: nothing else on standard output, the schema we know, every result verified, both directions.
+fn check_report(output: &str) -> Result<usize, String> {
+    let report: Value =
+        serde_json::from_str(output).map_err(|error| format!("standard output is not JSON: {error}"))?;
+    if report["schema"] != 1 {
+        return Err(format!("`schema` is {}, not 1", report["schema"]));
+    }
+    let results = report["results"].as_array().ok_or("`results` is not a list")?;
+    if let Some(result) = results.iter().find(|result| result["verified"] != true) {
+        return Err(format!("a result is not verified: {result}"));
+    }
+    for direction in ["h2d", "d2h"] {
+        if results.iter().all(|result| result["direction"] != direction) {
+            return Err(format!("no result of direction {direction}"));
+        }
+    }
+    Ok(results.len())
+}
+
+fn gpu_bundle(log: &mut Log, workspace: &Workspace) -> Outcome {
+    let out = workspace.target.join("ci-bundle");
+    bundle::build(log, workspace, &out)?;
+    passed(run(log, command("bash", [Path::new("-n"), &out.join(bundle::SCRIPT)])))
+}
+
+fn gpu_tests(log: &mut Log, _: &Workspace) -> Outcome {
+    if !Path::new("/dev/nvidiactl").exists() {
+        return Ok(Verdict::Skipped("no NVIDIA GPU".to_owned()));
+    }
+    passed(run(log, cargo(["test", "--locked", "--release", "-p", LIBRARY, "--features", "tools", "--test", "gpu"])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_toolchain_is_found_by_its_whole_version() {
+        let list = "stable-x86_64-unknown-linux-gnu (active, default)\n1.890-x\n1.89.0-x86_64-unknown-linux-gnu\n";
+        assert_eq!(toolchain_of(list, "1.89"), Some("1.89.0-x86_64-unknown-linux-gnu"));
+        assert_eq!(toolchain_of("1.89-x86_64-unknown-linux-gnu", "1.89"), Some("1.89-x86_64-unknown-linux-gnu"));
+        assert_eq!(toolchain_of("1.890-x\nnightly-x", "1.89"), None);
+        assert_eq!(toolchain_of("no installed toolchains\n", "1.89"), None);
+    }
+
+    #[test]
+    fn a_crate_counts_once() {
+        let tree = "gdrcopy v0.1.0 (/src)\nlibc v0.2.1\nnix v0.32.0\n\nlibc v0.2.1 (*)\n";
+        assert_eq!(Vec::from_iter(crate_names(tree)), ["gdrcopy", "libc", "nix"]);
+    }
+
+    #[test]
+    fn a_report_must_be_json_alone_and_verified_in_both_directions() {
+        let report = |schema: u32, directions: &[(&str, bool)]| {
+            let results: Vec<Value> = directions
+                .iter()
+                .map(|(direction, verified)| serde_json::json!({"direction": direction, "verified": verified}))
+                .collect();
+            serde_json::json!({"schema": schema, "results": results}).to_string()
+        };
+        let good = report(1, &[("h2d", true), ("d2h", true)]);
+        assert_eq!(check_report(&good), Ok(2));
+        assert!(check_report(&format!("{good}\ndone")).is_err());
+        assert!(check_report("").is_err());
+        assert!(check_report(&report(2, &[("h2d", true), ("d2h", true)])).is_err());
+        assert!(check_report(&report(1, &[("h2d", true), ("d2h", false)])).is_err());
+        assert!(check_report(&report(1, &[("h2d", true)])).is_err());
+        assert!(check_report(&report(1, &[])).is_err());
+        assert!(check_report(r#"{"schema":1,"results":[{"direction":"h2d"}]}"#).is_err());
+    }
+}
