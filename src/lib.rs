@@ -6,5 +6,8 @@ compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines 
 pub mod copy;
 mod error;
 mod sys;
+#[cfg(feature = "tools")]
+#[doc(hidden)]
+pub mod tool;
 
 pub use error::{Error, ErrorKind, Feature, MemoryKind, Result};

@@ -234,7 +234,8 @@ mod tests {
     #[test]
     fn the_fallback_says_what_it_is() {
         assert!(Clock::monotonic().to_string().contains("CLOCK_MONOTONIC_RAW"));
-        let clock = Clock { source: Source::Tsc, ps_per_tick: fixed_point(100_000_000, 210_000_000).unwrap(), overhead_ps: 0 };
+        let clock =
+            Clock { source: Source::Tsc, ps_per_tick: fixed_point(100_000_000, 210_000_000).unwrap(), overhead_ps: 0 };
         assert_eq!(clock.to_string(), "invariant TSC, 2100 MHz");
     }
 

@@ -76,7 +76,7 @@ pub fn allowed() -> Option<CpuList> {
     // SAFETY: a cpu_set_t is a bit array; all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
-    if unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &raw mut set) } != 0 {
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) } != 0 {
         return None;
     }
     // SAFETY: the macro reads one bit of `set`; the range ends at its size.
@@ -90,7 +90,7 @@ fn set_affinity(cpu: u32) -> io::Result<()> {
     // SAFETY: sets one bit of `set`, or panics by the slice's own bounds check; `pin_to` refuses such numbers.
     unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
-    match unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) } {
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -84,8 +84,7 @@ pub fn clap_outcome(error: &clap::Error) -> Result<(), Failure> {
     use clap::error::ErrorKind;
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let mut out = io::stdout().lock();
-        return out
-            .write_all(error.to_string().as_bytes())
+        return writeln!(out, "{}", error.to_string().trim_end())
             .and_then(|()| out.flush())
             .map_err(|error| Failure::write("standard output", &error));
     }
@@ -93,7 +92,8 @@ pub fn clap_outcome(error: &clap::Error) -> Result<(), Failure> {
 }
 
 fn one_line(text: &str) -> String {
-    let said = text.lines().map(str::trim).filter(|line| !line.is_empty()).take_while(|line| !line.starts_with("Usage:"));
+    let said =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).take_while(|line| !line.starts_with("Usage:"));
     let mut line = said.map(|part| part.trim_start_matches("error: ")).collect::<Vec<_>>().join("; ");
     if let Some(rest) = line.find("; For more information") {
         line.truncate(rest);
@@ -112,7 +112,8 @@ mod tests {
             one_line(text),
             "invalid value 'x' for '-M <TYPE>'; [possible values: wc, cache]; --help lists the flags"
         );
-        let text = "error: unexpected argument '-x' found\n\nUsage: t [OPTIONS]\n\nFor more information, try '--help'.\n";
+        let text =
+            "error: unexpected argument '-x' found\n\nUsage: t [OPTIONS]\n\nFor more information, try '--help'.\n";
         assert_eq!(one_line(text), "unexpected argument '-x' found; --help lists the flags");
     }
 
@@ -121,6 +122,9 @@ mod tests {
         let gone = Failure::write("standard output", &io::Error::from_raw_os_error(libc::EPIPE));
         assert!(matches!(gone, Failure::ReaderGone));
         let full = Failure::write("out.json", &io::Error::from_raw_os_error(libc::ENOSPC));
-        assert_eq!(full.to_string(), "cannot write out.json: No space left on device (os error 28); make room or name another file");
+        assert_eq!(
+            full.to_string(),
+            "cannot write out.json: No space left on device (os error 28); make room or name another file"
+        );
     }
 }

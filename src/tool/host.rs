@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn cpuinfo() {
-        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: fpu hypervisor\n\nmodel name\t: Other\n";
+        let text =
+            "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: fpu hypervisor\n\nmodel name\t: Other\n";
         assert_eq!(cpuinfo_field(text, "model name"), Some("Some CPU @ 2.0GHz"));
         assert_eq!(cpuinfo_field(text, "flags"), Some("fpu hypervisor"));
         assert_eq!(cpuinfo_field(text, "model"), None);

@@ -1,6 +1,9 @@
 //! Conversions between integers and floating point, for display and for reports.
 
-#![allow(clippy::as_conversions, reason = "there is no From between 64-bit integers and f64; rounding is what is wanted here")]
+#![allow(
+    clippy::as_conversions,
+    reason = "there is no From between 64-bit integers and f64; rounding is what is wanted here"
+)]
 
 /// Nearest `f64`; exact up to 2^53.
 pub(crate) fn f64_of(n: u64) -> f64 {

@@ -186,9 +186,26 @@ impl Report {
     pub fn to_csv(&self) -> String {
         let facts = self.host.facts();
         let mut titles = vec![
-            "direction", "method", "metric", "bytes", "offset", "min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns",
-            "mean_ns", "iterations", "verified", "tool", "version", "backend", "mapping_type", "mapping_bytes",
-            "routine", "timer_overhead_ns",
+            "direction",
+            "method",
+            "metric",
+            "bytes",
+            "offset",
+            "min_ns",
+            "p50_ns",
+            "p99_ns",
+            "p999_ns",
+            "max_ns",
+            "mean_ns",
+            "iterations",
+            "verified",
+            "tool",
+            "version",
+            "backend",
+            "mapping_type",
+            "mapping_bytes",
+            "routine",
+            "timer_overhead_ns",
         ];
         titles.extend(facts.iter().map(|(name, _)| name.as_str()));
         let mut text = titles.join(",") + "\n";
@@ -225,7 +242,11 @@ impl Report {
 
 /// A CSV field after RFC 4180.
 fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::backend::{Allocator, BackendKind};
+use crate::copy;
+use crate::error::{Error, ErrorKind};
 use crate::sys::num::{u64_of, usize_of};
 use crate::tool::fail::Failure;
 use crate::tool::flags::{self, MAX_VALUES, Values, size_in_words};
@@ -18,33 +20,37 @@ const DEFAULT_READS: u64 = 100;
 
 /// Times copies between host and GPU memory, from 1 byte up to the size of the buffer.
 ///
-/// A write counts as done when its SFENCE has retired, not when the GPU has it; a read when its bytes are in host
-/// memory. Figures of either kind are per call: "sustained" back to back, the percentiles one call at a time.
+/// A write counts as done when its SFENCE has retired, not when the GPU has it; a read when its
+/// bytes are in host memory. All times are per call: "sustained" back to back, the others for one
+/// call at a time. Every row ends with a comparison of the bytes copied.
 #[derive(Parser, Debug, Clone)]
-#[command(name = super::TOOL, version, max_term_width = 100)]
+#[command(name = super::TOOL, version)]
 pub(super) struct Args {
     /// Ordinal of the GPU
     #[arg(short = 'd', value_name = "N", default_value_t = 0)]
     pub(super) device: usize,
 
-    /// How the device memory is allocated: cuMemAlloc, cuMemCreate, or buffer (the library's own)
-    /// [default: cuMemAlloc]
+    /// Device memory: cuMemAlloc (default), cuMemCreate, buffer (ours)
     #[arg(short = 'a', value_name = "ALLOCATOR", value_parser = allocator)]
     pub(super) allocator: Option<Allocator>,
 
-    /// Mapping type to insist on
-    #[arg(short = 'M', value_name = "TYPE", value_enum, default_value_t = WantedType::Default)]
+    /// Mapping type to insist on: default, wc, cache, device
+    #[arg(short = 'M', value_name = "TYPE", value_enum, default_value_t = WantedType::Default, hide_possible_values = true)]
     pub(super) mapping_type: WantedType,
 
     /// Size of the buffer; copies of 1, 2, 4 .. bytes up to it [default: 16M]
     #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes)]
     pub(super) buffer: Option<u64>,
 
-    /// Writes per size, exactly; 0 for none [default: 10000, or as many as fit in the time, 20 at least]
+    /// Writes per size, 0 for none [default: 10000, or what fits in the time]
+    ///
+    /// A count given here is exact, however long it takes.
     #[arg(short = 'w', value_name = "N")]
     pub(super) writes: Option<u64>,
 
-    /// Reads per size, exactly; 0 for none [default: 100, or as many as fit in the time, 20 at least]
+    /// Reads per size, 0 for none [default: 100, or what fits in the time]
+    ///
+    /// A count given here is exact, however long it takes.
     #[arg(short = 'r', value_name = "N")]
     pub(super) reads: Option<u64>,
 
@@ -52,31 +58,35 @@ pub(super) struct Args {
     #[arg(short = 'c')]
     pub(super) cuda: bool,
 
-    /// Cold caches: flush the host's lines before every copy (and time single copies only)
+    /// Cold caches: flush the host's lines before every copy
+    ///
+    /// Copies are then timed one at a time only.
     #[arg(short = 'C')]
     pub(super) cold: bool,
 
-    /// What to compare with: cuda is the same as -c
-    #[arg(long, value_name = "WHAT", value_enum)]
+    /// What to compare with: cuda, which is the same as -c
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(super) compare: Option<Compare>,
 
-    /// Backend: rm or emulated [default: the best there is; emulated where there is no GPU]
-    #[arg(long, value_name = "NAME", value_parser = backend)]
+    /// rm or emulated [default: the best there is]
+    ///
+    /// Without a GPU and without this flag or GDRCOPY_BACKEND, an emulated GPU is measured.
+    #[arg(long, value_name = "BACKEND", value_parser = backend)]
     pub(super) backend: Option<BackendKind>,
 
     /// Copy routine [default: the library's choice for this CPU]
-    #[arg(long, value_name = "ROUTINE")]
+    #[arg(long, value_name = "ROUTINE", value_parser = routine)]
     pub(super) copy: Option<String>,
 
-    /// Sizes of the copies: 64,4K or 1-1M (doubling) or 1-256:1 (in steps of 1)
+    /// Sizes of the copies: 64,4K or 1-1M (doubling) or 1-256:1 (by ones)
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     pub(super) sizes: Option<Values>,
 
-    /// Offsets in the device buffer: 0,1,63 or 0-63 (each) or 0-4K:64 (in steps of 64) [default: 0]
+    /// Offsets in device memory: 0,63 or 0-63 (each) or 0-4K:64 (by 64)
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::offsets)]
     pub(super) offsets: Option<Values>,
 
-    /// CPU to measure on [default: the present one, or the first one next to the GPU]
+    /// CPU to measure on [default: the present one, or one next to the GPU]
     #[arg(long, value_name = "N")]
     pub(super) cpu: Option<u32>,
 
@@ -84,11 +94,15 @@ pub(super) struct Args {
     #[arg(long)]
     pub(super) no_verify: bool,
 
-    /// Write the results as JSON; with - to standard output, and everything else to standard error
+    /// Write the results as JSON, with - to standard output
+    ///
+    /// Standard output then carries nothing else; the tables go to standard error.
     #[arg(long, value_name = "FILE|-")]
     pub(super) json: Option<PathBuf>,
 
-    /// Write the results as CSV; with - to standard output, and everything else to standard error
+    /// Write the results as CSV, with - to standard output
+    ///
+    /// Standard output then carries nothing else; the tables go to standard error.
     #[arg(long, value_name = "FILE|-")]
     pub(super) csv: Option<PathBuf>,
 }
@@ -121,7 +135,15 @@ fn backend(text: &str) -> Result<BackendKind, String> {
     text.parse().map_err(|error| hint(&error))
 }
 
-fn hint(error: &crate::Error) -> String {
+/// A name that exists. Whether this CPU can run the routine is for the session to say.
+fn routine(text: &str) -> Result<String, String> {
+    match copy::by_name(text) {
+        Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(hint(&error)),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn hint(error: &Error) -> String {
     error.hint().unwrap_or_else(|| error.cause()).to_owned()
 }
 
@@ -146,8 +168,11 @@ impl Plan {
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
         let offsets = args.offsets.clone().unwrap_or_else(|| Values(vec![0]));
         let wanted = args.sizes.clone().unwrap_or_else(|| Values::powers_up_to(args.buffer.unwrap_or(DEFAULT_BUFFER)));
-        let Some(end) = wanted.largest().checked_add(offsets.largest()).filter(|&end| isize::try_from(end).is_ok()) else {
-            return Err(Failure::usage("--sizes and --offsets reach past the end of the address space; name smaller ones"));
+        let Some(end) = wanted.largest().checked_add(offsets.largest()).filter(|&end| isize::try_from(end).is_ok())
+        else {
+            return Err(Failure::usage(
+                "--sizes and --offsets reach past the end of the address space; name smaller ones",
+            ));
         };
         let sizes = match args.buffer {
             Some(buffer) if end > buffer => {
@@ -161,16 +186,21 @@ impl Plan {
         };
         let cells = sizes.0.len().saturating_mul(offsets.0.len());
         if cells > MAX_VALUES {
-            return Err(Failure::usage(format!("{cells} pairs of size and offset are too many; name at most {MAX_VALUES}")));
+            return Err(Failure::usage(format!(
+                "{cells} pairs of size and offset are too many; name at most {MAX_VALUES}"
+            )));
         }
         if args.writes == Some(0) && args.reads == Some(0) {
             return Err(Failure::usage("-w 0 and -r 0 leave nothing to measure; give one of them a count"));
         }
         let is_stdout = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| path.as_os_str() == "-");
         if is_stdout(&args.json) && is_stdout(&args.csv) {
-            return Err(Failure::usage("--json - and --csv - would mix on standard output; name a file for one of them"));
+            return Err(Failure::usage(
+                "--json - and --csv - would mix on standard output; name a file for one of them",
+            ));
         }
-        let places = offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
+        let places =
+            offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
         Ok(Self {
             buffer: usize_of(args.buffer.unwrap_or_else(|| end.max(DEFAULT_BUFFER))),
             places: places.collect(),
@@ -205,26 +235,32 @@ impl Plan {
         exact.map_or(Amount::UpTo(usual, time), Amount::Exactly)
     }
 
-    /// The counts in words, `cell` being the time for a cell.
-    pub(super) fn in_words(&self, cell: Duration) -> String {
-        let count = |direction, what| match self.amount(direction, cell) {
-            Amount::Exactly(n) => format!("exactly {n} {what}"),
-            Amount::UpTo(n, _) => format!("up to {n} {what}"),
+    /// What a row is made of, in words; it may take `row`.
+    pub(super) fn in_words(&self, row: Duration) -> [String; 2] {
+        let mut is_timed = false;
+        let counts = self.directions().map(|direction| {
+            let what = match direction {
+                Direction::HostToDevice => "writes",
+                Direction::DeviceToHost => "reads",
+            };
+            match self.amount(direction, row) {
+                Amount::Exactly(n) => format!("exactly {n} {what}"),
+                Amount::UpTo(n, _) => {
+                    is_timed = true;
+                    format!("up to {n} {what}")
+                }
+            }
+        });
+        let counts = counts.collect::<Vec<_>>().join(" or ");
+        let limit =
+            if is_timed { format!(", in {} ms unless that is less than 20", row.as_millis()) } else { String::new() };
+        let columns = if self.cold {
+            "all one at a time, caches cold"
+        } else {
+            "sustained: back to back, time over calls; the others: one at a time"
         };
-        let counts: Vec<_> = self
-            .directions()
-            .map(|direction| match direction {
-                Direction::HostToDevice => count(direction, "writes"),
-                Direction::DeviceToHost => count(direction, "reads"),
-            })
-            .collect();
-        let limit = match (self.writes, self.reads) {
-            (Some(_), Some(_)) => String::new(),
-            _ => format!(", {} ms per row but at least 20", cell.as_millis()),
-        };
-        let loops = if self.cold { "single, caches cold" } else { "sustained, then single" };
-        let verified = if self.verify { "data compared" } else { "data NOT compared" };
-        format!("{}{limit}; {loops}; {verified}", counts.join(", "))
+        let verified = if self.verify { "data compared after each row" } else { "data NOT compared" };
+        [format!("{counts}{limit}; {verified}"), columns.to_owned()]
     }
 }
 
@@ -290,9 +326,19 @@ mod tests {
             assert!(error.contains("past the end") && error.ends_with(remedy), "{line}: {error}");
             assert!(plan(&line.replace("-s 64", remedy)).is_ok(), "{line}: the remedy works");
         }
-        assert!(plan("--sizes 16777215G").unwrap_err().contains("address space") == false);
         assert!(plan("--sizes 17179869183G").unwrap_err().contains("address space"));
         assert!(plan("--offsets 18446744073709551615").unwrap_err().contains("address space"));
+    }
+
+    #[test]
+    fn help_fits_the_screen() {
+        use clap::CommandFactory;
+        let mut command = Args::command();
+        for text in [command.render_help(), command.render_long_help()] {
+            let text = text.to_string();
+            let long: Vec<_> = text.lines().filter(|line| line.len() > 100).collect();
+            assert!(long.is_empty(), "{long:?}");
+        }
     }
 
     #[test]
@@ -302,9 +348,10 @@ mod tests {
             ("--json - --csv -", "mix"),
             ("--sizes 1-65536:1 --offsets 0-1", "too many"),
             ("--backend rdma", "rm, emulated"),
+            ("--copy rep_movsb", "choose one of scalar"),
             ("-a malloc", "buffer, cuMemAlloc, cuMemCreate"),
-            ("-M uc", "possible values"),
-            ("--compare hip", "possible values"),
+            ("-M uc", "[possible values: "),
+            ("--compare hip", "[possible values: "),
             ("-s 99999999999G", "64 bits"),
             ("-w x", "invalid"),
             ("-d -1", "unexpected"),
@@ -318,15 +365,17 @@ mod tests {
 
     #[test]
     fn the_plan_in_words() {
-        let cell = Duration::from_millis(150);
+        let row = Duration::from_millis(150);
+        let [counts, columns] = plan("").unwrap().in_words(row);
         assert_eq!(
-            plan("").unwrap().in_words(cell),
-            "up to 10000 writes, up to 100 reads, 150 ms per row but at least 20; sustained, then single; data compared"
+            counts,
+            "up to 10000 writes or up to 100 reads, in 150 ms unless that is less than 20; data compared after each row"
         );
-        assert_eq!(
-            plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(cell),
-            "exactly 5 writes, exactly 6 reads; single, caches cold; data NOT compared"
-        );
-        assert!(plan("-r 0").unwrap().in_words(cell).starts_with("up to 10000 writes, 150 ms"));
+        assert!(columns.starts_with("sustained: back to back"));
+        let [counts, columns] = plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(row);
+        assert_eq!(counts, "exactly 5 writes or exactly 6 reads; data NOT compared");
+        assert!(columns.contains("cold"));
+        assert!(plan("-w 5 -r 0").unwrap().in_words(row)[0].starts_with("exactly 5 writes; "));
+        assert!(plan("-w 5").unwrap().in_words(row)[0].starts_with("exactly 5 writes or up to 100 reads, in 150 ms"));
     }
 }

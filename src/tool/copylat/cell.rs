@@ -177,7 +177,8 @@ mod tests {
     const PLACE: Place = Place { direction: Direction::HostToDevice, method: "bar1", bytes: 4, offset: 100 };
 
     fn complaint(found: [u8; 8]) -> String {
-        compare(PLACE, &found, &[9, 9, 1, 2, 3, 4, 9, 9], 2..6).map_or_else(|failure| failure.to_string(), |()| String::new())
+        compare(PLACE, &found, &[9, 9, 1, 2, 3, 4, 9, 9], 2..6)
+            .map_or_else(|failure| failure.to_string(), |()| String::new())
     }
 
     #[test]

@@ -102,10 +102,12 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rows = plan.places.len() * plan.directions().count() * methods;
     let row_time = ROW.min(RUN / u32::try_from(rows).unwrap_or(u32::MAX));
     let mut header = header(&report);
-    header.push(format!("Rows      {}", plan.in_words(row_time)));
+    let [counts, columns] = plan.in_words(row_time);
+    header.extend([format!("Rows      {counts}"), format!("Columns   {columns}")]);
     header.iter().try_for_each(|line| screen.line(line))?;
 
-    let mut series = Series { plan: &plan, screen: &screen, rows_left: rows, is_emulated: backend == BackendKind::Emulated };
+    let mut series =
+        Series { plan: &plan, screen: &screen, rows_left: rows, is_emulated: backend == BackendKind::Emulated };
     let mut bench = Bench::new(&plan, &rig.buffer, Sampler::new(&clock, RUN));
     let mut arena = host_memory(arena_bytes(plan.largest()))?;
     let mut locked = with_cuda.then(|| PinnedHost::new(args.device, arena_bytes(plan.largest()))).transpose()?;
@@ -195,7 +197,10 @@ fn settle_on_cpu(wanted: Option<u32>, rig: &Rig, host: &mut Host) -> Result<(), 
     };
     host.set_cpu(chosen);
     if let Some(local) = local.filter(|local| !local.contains(chosen)) {
-        fail::say(TOOL, &format!("CPU {chosen} is not next to the GPU (CPUs {local} are): times will be longer; see --cpu"));
+        fail::say(
+            TOOL,
+            &format!("CPU {chosen} is not next to the GPU (CPUs {local} are): times will be longer; see --cpu"),
+        );
     }
     Ok(())
 }
@@ -280,10 +285,14 @@ fn closing(report: &Report, bench: &Bench<'_>, with_cuda: bool) -> Vec<String> {
         lines.extend(verdict::advice(&report.results));
     }
     if report.results.iter().any(|entry| entry.iterations < 1000) {
-        lines.push("-: too few samples for that percentile (p99 takes 100, p99.9 takes 1000: see -w and -r).".to_owned());
+        lines.push(
+            "-: too few samples for that percentile (p99 takes 100, p99.9 takes 1000: see -w and -r).".to_owned(),
+        );
     }
     if bench.sampler.was_cut() {
-        lines.push("The run's time was up: the last rows have fewer samples than 20. -w and -r set exact counts.".to_owned());
+        lines.push(
+            "The run's time was up: the last rows have fewer samples than 20. -w and -r set exact counts.".to_owned(),
+        );
     }
     lines
 }

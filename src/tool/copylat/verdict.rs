@@ -53,14 +53,21 @@ fn sentence(pairs: &[Pair]) -> Option<String> {
     };
     let mixed = pairs[..lost].iter().any(|(_, ours, rival)| rival < ours);
     Some(match pairs.get(lost) {
-        None if mixed => format!("BAR1 and cuMemcpy take turns up to {}, where BAR1 is faster", size_in_words(largest.0)),
+        None if mixed => {
+            format!("BAR1 and cuMemcpy take turns up to {}, where BAR1 is faster", size_in_words(largest.0))
+        }
         None => format!("BAR1 is faster at every size measured, up to {} ({})", size_in_words(largest.0), at(largest)),
         Some(_) if lost == 0 => {
             format!("cuMemcpy is faster at every size measured, from {} ({})", size_in_words(smallest.0), at(smallest))
         }
         Some(won_by_rival) => {
             let last = &pairs[lost - 1];
-            format!("BAR1 is faster up to {}, cuMemcpy from {} ({})", at(last), size_in_words(won_by_rival.0), at(won_by_rival))
+            format!(
+                "BAR1 is faster up to {}, cuMemcpy from {} ({})",
+                at(last),
+                size_in_words(won_by_rival.0),
+                at(won_by_rival)
+            )
         }
     })
 }
@@ -69,7 +76,9 @@ fn sentence(pairs: &[Pair]) -> Option<String> {
 pub(super) fn advice(results: &[Entry]) -> Option<String> {
     let slow = results
         .iter()
-        .filter(|entry| entry.direction == Direction::DeviceToHost && entry.method == "bar1" && entry.bytes >= LARGE_READ)
+        .filter(|entry| {
+            entry.direction == Direction::DeviceToHost && entry.method == "bar1" && entry.bytes >= LARGE_READ
+        })
         .min_by_key(|entry| entry.bytes)?;
     Some(format!(
         "Reads through BAR1 wait for the bus once per few lines ({} took {} us): leave large ones to cuMemcpy.",
@@ -100,7 +109,9 @@ mod tests {
     fn the_crossover_is_where_the_rival_stays_ahead() {
         assert_eq!(
             verdict(&[100, 400, 1600, 6400], &[1000, 1100, 1200, 1300]),
-            ["Host to device, back to back: BAR1 is faster up to 2 KiB: 400 against 1100 ns, cuMemcpy from 4 KiB (4 KiB: 1600 against 1200 ns)"]
+            [
+                "Host to device, back to back: BAR1 is faster up to 2 KiB: 400 against 1100 ns, cuMemcpy from 4 KiB (4 KiB: 1600 against 1200 ns)"
+            ]
         );
         // One size where the rival is ahead by chance is not yet a crossover.
         assert!(verdict(&[100, 1200, 800, 6400], &[1000, 1100, 1200, 1300])[0].contains("cuMemcpy from 8 KiB"));
