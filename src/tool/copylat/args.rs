@@ -24,7 +24,7 @@ const DEFAULT_READS: u64 = 100;
 /// bytes are in host memory. All times are per call: "sustained" back to back, the others for one
 /// call at a time. Every row ends with a comparison of the bytes copied.
 #[derive(Parser, Debug, Clone)]
-#[command(name = super::TOOL, version)]
+#[command(name = super::TOOL, version, verbatim_doc_comment)]
 pub(super) struct Args {
     /// Ordinal of the GPU
     #[arg(short = 'd', value_name = "N", default_value_t = 0)]
