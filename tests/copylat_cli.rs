@@ -258,7 +258,7 @@ fn the_gpu_is_the_one_asked_for() {
 
 #[test]
 fn nonsense_on_the_command_line_is_status_2_and_one_line() {
-    let table: [(&[&str], &str); 24] = [
+    let table: [(&[&str], &str); 25] = [
         (&["--nonsense"], "--nonsense"),
         (&["-x"], "-x"),
         (&["extra"], "extra"),
@@ -283,6 +283,7 @@ fn nonsense_on_the_command_line_is_status_2_and_one_line() {
         (&["-s", "64", "--offsets", "64"], "-s 65"),
         (&["--offsets", "18446744073709551615"], "address space"),
         (&["--json", "-", "--csv", "-"], "name a file"),
+        (&["--json", ""], "--json"),
     ];
     for (args, why) in table {
         let output = run(args);
@@ -296,7 +297,7 @@ fn nonsense_on_the_command_line_is_status_2_and_one_line() {
 fn what_cannot_be_done_is_status_1_and_one_line() {
     let scratch = Scratch::new("refused");
     let (missing, directory) = (scratch.path("no/out.json"), scratch.path(""));
-    let table: [(&[&str], &str); 11] = [
+    let table: [(&[&str], &str); 10] = [
         (&["-d", "7"], "no such GPU"),
         (&["-M", "device"], "-M cache or leave it out"),
         (&["-M", "wc"], "-M cache or leave it out"),
@@ -307,7 +308,6 @@ fn what_cannot_be_done_is_status_1_and_one_line() {
         (&["--json", &missing], "No such file"),
         (&["--csv", &missing], "No such file"),
         (&["--json", &directory], "directory"),
-        (&["--json", ""], "cannot write"),
     ];
     for (args, why) in table {
         let begin = Instant::now();

@@ -163,7 +163,7 @@ fn compare(place: Place, found: &[u8], expected: &[u8], data: Range<usize>) -> R
     } else if at < data.start {
         format!("the byte {} before the copy was overwritten with {got:#04x}", data.start - at)
     } else {
-        format!("the byte {} past the end of the copy was overwritten with {got:#04x}", at - data.end)
+        format!("the byte {} past the end of the copy was overwritten with {got:#04x}", at - data.end + 1)
     };
     let remedy = "the figures are void; run again with another --copy routine to see whether it is at fault";
     Err(Failure::run(format!("wrong data: {cell}: {what}; {remedy}")))
@@ -171,23 +171,125 @@ fn compare(place: Place, found: &[u8], expected: &[u8], data: Range<usize>) -> R
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
+    use super::super::args::Args;
     use super::super::method::{Bar1, CudaMemcpy};
     use super::*;
+    use crate::backend::BackendKind;
+    use crate::error::Result;
+    use crate::session::Session;
+    use crate::tool::clock::Clock;
 
-    const PLACE: Place = Place { direction: Direction::HostToDevice, method: "bar1", bytes: 4, offset: 100 };
+    /// What a broken copy routine may do.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fault {
+        None,
+        /// The last byte is not copied.
+        Short,
+        /// One byte too many.
+        Long,
+        /// One byte too early.
+        Early,
+        /// Nothing is copied at all.
+        Nothing,
+        /// A bit flips in the middle.
+        Flip,
+    }
 
-    fn complaint(found: [u8; 8]) -> String {
-        compare(PLACE, &found, &[9, 9, 1, 2, 3, 4, 9, 9], 2..6)
-            .map_or_else(|failure| failure.to_string(), |()| String::new())
+    /// Copies through the buffer itself, with a fault.
+    struct Faulty<'a>(&'a DeviceBuffer, Fault);
+
+    impl Method for Faulty<'_> {
+        const NAME: &'static str = "faulty";
+
+        fn describe(_: Direction) -> &'static str {
+            "a copy with a fault"
+        }
+
+        fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+            let mut bytes = from.to_vec();
+            match self.1 {
+                Fault::None => self.0.upload(offset, from),
+                Fault::Short => self.0.upload(offset, &from[..from.len() - 1]),
+                Fault::Long => {
+                    bytes.push(0xa5);
+                    self.0.upload(offset, &bytes)
+                }
+                Fault::Early => {
+                    bytes.insert(0, 0xa5);
+                    self.0.upload(offset - 1, &bytes)
+                }
+                Fault::Nothing => Ok(()),
+                Fault::Flip => {
+                    bytes[from.len() / 2] ^= 0x10;
+                    self.0.upload(offset, &bytes)
+                }
+            }
+        }
+
+        fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+            let last = to.len() - 1;
+            match self.1 {
+                Fault::Short => return self.0.download(offset, &mut to[..last]),
+                Fault::Nothing => return Ok(()),
+                _ => self.0.download(offset, to)?,
+            }
+            if self.1 == Fault::Flip {
+                to[last / 2] ^= 0x10;
+            }
+            Ok(())
+        }
+
+        fn settle(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What a cell of 100 bytes at offset 1000 says about a fault.
+    fn verdict(direction: Direction, fault: Fault, flags: &[&str]) -> Result<Vec<Entry>, String> {
+        let args = ["copylat", "--sizes", "100", "--offsets", "1000", "-s", "4K", "-w", "3", "-r", "3"];
+        let plan = Plan::new(&Args::try_parse_from(args.iter().chain(flags)).unwrap()).unwrap();
+        let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
+        let buffer = session.alloc(plan.buffer).unwrap();
+        let clock = Clock::calibrate();
+        let mut bench = Bench::new(&plan, &buffer, Sampler::new(&clock, Duration::from_secs(1)));
+        let mut arena = vec![0; arena_bytes(plan.largest())];
+        let cell = Cell { offset: 1000, bytes: 100, time: Duration::ZERO };
+        bench.cell(&Faulty(&buffer, fault), direction, cell, &mut arena).map_err(|failure| failure.to_string())
     }
 
     #[test]
-    fn differences_are_placed() {
-        assert_eq!(complaint([9, 9, 1, 2, 3, 4, 9, 9]), "");
-        let line = complaint([9, 9, 1, 2, 7, 4, 9, 9]);
-        assert!(line.contains("4 bytes at offset 100: byte 2 of the copy is 0x07 instead of 0x03"), "{line}");
-        assert!(complaint([9, 8, 1, 2, 3, 4, 9, 9]).contains("the byte 1 before the copy"));
-        assert!(complaint([9, 9, 1, 2, 3, 4, 9, 8]).contains("the byte 1 past the end"));
+    fn right_data_passes_and_counts_as_verified() {
+        for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
+            for flags in [&[][..], &["-C"]] {
+                let entries = verdict(direction, Fault::None, flags).unwrap();
+                assert_eq!(entries.len(), 2 - flags.len());
+                assert!(entries.iter().all(|entry| entry.verified && entry.bytes == 100 && entry.offset == 1000));
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_data_is_named_by_size_and_place() {
+        use Direction::{DeviceToHost, HostToDevice};
+        let table = [
+            (HostToDevice, Fault::Short, "byte 99 of the copy is"),
+            (HostToDevice, Fault::Long, "the byte 1 past the end of the copy was overwritten with 0xa5"),
+            (HostToDevice, Fault::Early, "the byte 1 before the copy was overwritten with 0xa5"),
+            (HostToDevice, Fault::Nothing, "byte 0 of the copy is"),
+            (HostToDevice, Fault::Flip, "byte 50 of the copy is"),
+            (DeviceToHost, Fault::Short, "byte 99 of the copy is"),
+            (DeviceToHost, Fault::Nothing, "byte 0 of the copy is"),
+            (DeviceToHost, Fault::Flip, "byte 49 of the copy is"),
+        ];
+        for (direction, fault, what) in table {
+            let line = verdict(direction, fault, &[]).unwrap_err();
+            assert!(line.starts_with("wrong data: ") && line.contains(what), "{fault:?}: {line}");
+            assert!(line.contains("100 bytes at offset 1000"), "{line}");
+            let unchecked = verdict(direction, fault, &["--no-verify"]).unwrap();
+            assert!(unchecked.iter().all(|entry| !entry.verified));
+        }
     }
 
     #[test]
