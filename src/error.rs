@@ -115,6 +115,7 @@ impl ErrorKind {
 
 /// What the system said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "what only CUDA and its driver say"))]
 enum Source {
     Errno(i32),
     Cuda(i32),

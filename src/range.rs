@@ -132,6 +132,7 @@ impl<'a> DeviceRange<'a> {
     ///   mapping that outlives its allocation reads and writes the next owner's data.
     /// - Nothing may rely on the range's bytes being unchanged while a mapping of it is written to: a `&T` view of
     ///   them by other host code, for instance of managed memory.
+    #[allow(unsafe_code, reason = "the caller vouches for the allocation; nothing is accessed here")]
     pub unsafe fn from_raw(addr: impl Into<GpuAddr>, len: usize) -> Result<Self> {
         Ok(Self { span: Span::new("range", addr.into(), len)?, keep: Keep::Borrowed(PhantomData) })
     }
@@ -231,7 +232,9 @@ mod tests {
 
     #[test]
     fn refuses_empty_null_and_wrapping() {
-        for (addr, len) in [(0x1000, 0), (0, 64), (u64::MAX - 3, 5), (0x1000, usize::MAX), (1 << 62, usize::MAX / 2 + 1)] {
+        for (addr, len) in
+            [(0x1000, 0), (0, 64), (u64::MAX - 3, 5), (0x1000, usize::MAX), (1 << 62, usize::MAX / 2 + 1)]
+        {
             assert_eq!(raw(addr, len).unwrap_err().kind(), ErrorKind::InvalidArgument, "{addr:#x} {len}");
         }
     }

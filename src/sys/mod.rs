@@ -5,3 +5,7 @@
 #![allow(unsafe_code, reason = "system calls and raw address space are this module's whole purpose")]
 
 pub(crate) mod num;
+pub(crate) mod process;
+#[cfg(feature = "cuda")]
+pub(crate) mod rm;
+pub(crate) mod window;

@@ -9,3 +9,8 @@ pub(crate) const fn u64_of(n: usize) -> u64 {
 pub(crate) const fn usize_of(n: u64) -> usize {
     n as usize
 }
+
+/// The number behind an `errno`.
+pub(crate) const fn raw_errno(errno: nix::Error) -> i32 {
+    errno as i32
+}

@@ -11,8 +11,7 @@ use crate::copy::plan::LINE_BYTES;
 
 pub(in crate::copy) struct Avx2;
 
-/// Copies half a line per register, all loads before all stores: a store that waits for its data cannot hold back a
-/// load of the same block, whatever addresses the two have in common.
+/// Copies half a line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:literal $at:literal)+) => {
         asm!(

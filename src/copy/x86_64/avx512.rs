@@ -10,8 +10,7 @@ use crate::copy::plan::LINE_BYTES;
 
 pub(in crate::copy) struct Avx512;
 
-/// Copies one line per register, all loads before all stores: a store that waits for its data cannot hold back a load
-/// of the same block, whatever addresses the two have in common.
+/// Copies one line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:tt $at:literal)+) => {
         asm!(
@@ -97,32 +96,16 @@ impl Leaf for Avx512 {
         }
     }
 
-    /// An ordinary masked store, since there is no non-temporal one: write-combined memory combines it all the same.
     #[inline(always)]
     unsafe fn store_part(dst: *mut u8, src: *const u8, len: usize) {
         let part = Part::new(dst.addr(), len);
-        let mut line = Line::UNUSED;
-        let window = if part.window_stays_in_its_pages(src.addr(), len) {
-            src.wrapping_sub(part.skip)
+        let line = dst.wrapping_sub(part.skip);
+        if part.window_stays_in_its_pages(src.addr(), len) {
+            // SAFETY: the lanes of the part are valid on both sides by contract, and `line` is a multiple of 64.
+            unsafe { store_lanes(line, src.wrapping_sub(part.skip), part.mask) };
         } else {
-            // SAFETY: `len` bytes are readable at `src` by contract, and `skip + len <= 64` since a part lies in a line.
-            unsafe { line.keep(part.skip, src, len) };
-            line.as_ptr()
-        };
-        // SAFETY: only lanes of the part are read or written: those are valid on both sides by contract (in the bounce
-        // line: just written). The registers are declared.
-        unsafe {
-            asm!(
-                "kmovq k1, {mask}",
-                "vmovdqu8 zmm16 {{k1}} {{z}}, [{window}]",
-                "vmovdqu8 [{line}] {{k1}}, zmm16",
-                mask = in(reg) part.mask,
-                window = in(reg) window,
-                line = in(reg) dst.wrapping_sub(part.skip),
-                out("k1") _,
-                out("zmm16") _,
-                options(nostack, preserves_flags),
-            );
+            // SAFETY: as above; `skip + len <= 64` since a part lies inside one line.
+            unsafe { store_part_by_way_of_the_stack(line, src, part, len) };
         }
     }
 
@@ -155,27 +138,118 @@ impl Leaf for Avx512 {
     unsafe fn load_part(dst: *mut u8, src: *const u8, len: usize) {
         let part = Part::new(src.addr(), len);
         let line = src.wrapping_sub(part.skip);
-        let mut bounce = Line::UNUSED;
-        let direct = part.window_stays_in_its_pages(dst.addr(), len);
-        let window = if direct { dst.wrapping_sub(part.skip) } else { bounce.as_mut_ptr() };
-        // SAFETY: the line around the part is loadable by contract; only lanes of the part are written, which are in
-        // the host range or in the bounce line. The registers are declared.
-        unsafe {
-            asm!(
-                "kmovq k1, {mask}",
-                "vmovntdqa zmm16, [{line}]",
-                "vmovdqu8 [{window}] {{k1}}, zmm16",
-                mask = in(reg) part.mask,
-                window = in(reg) window,
-                line = in(reg) line,
-                out("k1") _,
-                out("zmm16") _,
-                options(nostack, preserves_flags),
-            );
+        if part.window_stays_in_its_pages(dst.addr(), len) {
+            // SAFETY: the line around the part is loadable and the part's lanes are writable by contract.
+            unsafe { load_lanes(dst.wrapping_sub(part.skip), line, part.mask) };
+        } else {
+            // SAFETY: as above; `skip + len <= 64` since a part lies inside one line.
+            unsafe { load_part_by_way_of_the_stack(dst, line, part, len) };
         }
-        if !direct {
-            // SAFETY: the lanes of the part were just written, and `len` bytes are writable at `dst` by contract.
-            unsafe { bounce.give(part.skip, dst, len) };
+    }
+}
+
+/// Stores the lanes in `mask` of the line at `line` from the window at `window`.
+///
+/// An ordinary masked store, since there is no non-temporal one: write-combined memory combines it all the same.
+///
+/// # Safety
+///
+/// `line` is a multiple of 64; the lanes are readable in the window and valid for a store in the line.
+#[inline(always)]
+unsafe fn store_lanes(line: *mut u8, window: *const u8, mask: u64) {
+    // SAFETY: lanes outside the mask are neither read nor written nor checked for access; the registers are declared.
+    unsafe {
+        asm!(
+            "kmovq k1, {mask}",
+            "vmovdqu8 zmm16 {{k1}} {{z}}, [{window}]",
+            "vmovdqu8 [{line}] {{k1}}, zmm16",
+            mask = in(reg) mask,
+            window = in(reg) window,
+            line = in(reg) line,
+            out("k1") _,
+            out("zmm16") _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Loads the whole line at `line` once and sets the lanes in `mask` of the window at `window` from it.
+///
+/// # Safety
+///
+/// `line` is a multiple of 64 and the whole line is loadable; the lanes are writable in the window.
+#[inline(always)]
+unsafe fn load_lanes(window: *mut u8, line: *const u8, mask: u64) {
+    // SAFETY: lanes outside the mask are neither written nor checked for access; the registers are declared.
+    unsafe {
+        asm!(
+            "kmovq k1, {mask}",
+            "vmovntdqa zmm16, [{line}]",
+            "vmovdqu8 [{window}] {{k1}}, zmm16",
+            mask = in(reg) mask,
+            window = in(reg) window,
+            line = in(reg) line,
+            out("k1") _,
+            out("zmm16") _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// # Safety
+///
+/// As for [`store_lanes`] with the lanes of `part`, and `len` bytes at `src` are readable.
+#[cold]
+#[inline(never)]
+unsafe fn store_part_by_way_of_the_stack(line: *mut u8, src: *const u8, part: Part, len: usize) {
+    let mut bounce = Line::UNUSED;
+    // SAFETY: the caller vouches for `src`; a part ends inside its line.
+    unsafe { bounce.keep(part.skip, src, len) };
+    // SAFETY: the lanes of the part have just been set; the caller vouches for the line.
+    unsafe { store_lanes(line, bounce.as_ptr(), part.mask) };
+}
+
+/// # Safety
+///
+/// As for [`load_lanes`] with the lanes of `part`, and `len` bytes at `dst` are writable.
+#[cold]
+#[inline(never)]
+unsafe fn load_part_by_way_of_the_stack(dst: *mut u8, line: *const u8, part: Part, len: usize) {
+    let mut bounce = Line::UNUSED;
+    // SAFETY: a whole line of our own; the caller vouches for the device's.
+    unsafe { load_lanes(bounce.as_mut_ptr(), line, part.mask) };
+    // SAFETY: the lanes of the part have just been set; the caller vouches for `dst`.
+    unsafe { bounce.give(part.skip, dst, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_a_part() {
+        for addr in 640..704 {
+            for len in 1..=(704 - addr).min(63) {
+                let part = Part::new(addr, len);
+                let lanes: Vec<_> = (0..64).filter(|lane| part.mask & (1 << lane) != 0).collect();
+                let wanted: Vec<_> = (addr - 640..addr - 640 + len).collect();
+                assert_eq!(lanes, wanted);
+                assert_eq!(part.skip, addr - 640);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_may_only_touch_pages_of_its_part() {
+        for skip in 0..64 {
+            for len in 1..=(64 - skip).min(63) {
+                for addr in (4096 - 130..4096 + 130).map(|at| 0x7000_0000_0000_usize + at) {
+                    let pages = |first: usize, last: usize| first / 4096..=last / 4096;
+                    let (window, part) = (pages(addr - skip, addr - skip + 63), pages(addr, addr + len - 1));
+                    let stays = Part::new(skip, len).window_stays_in_its_pages(addr, len);
+                    assert_eq!(stays, window == part, "{addr:#x} {skip} {len}");
+                }
+            }
         }
     }
 }

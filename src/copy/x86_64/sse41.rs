@@ -1,7 +1,7 @@
 //! SSE4.1: a line is four registers. The first instruction set with a non-temporal load.
 //!
-//! Where this crate is compiled for AVX, `movdqu` and the like stay SSE-encoded: they never touch, nor depend on a
-//! change of, the upper halves of `ymm` registers.
+//! The instructions are SSE-encoded also where this crate is compiled for AVX, so the upper halves of `ymm` registers
+//! stay as they are.
 
 use std::arch::asm;
 
@@ -12,8 +12,7 @@ use crate::copy::scalar::store_piece;
 
 pub(in crate::copy) struct Sse41;
 
-/// Copies a quarter of a line per register, all loads before all stores: a store that waits for its data cannot hold
-/// back a load of the same block, whatever addresses the two have in common.
+/// Copies a quarter of a line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:tt $at:literal)+) => {
         asm!(
@@ -41,6 +40,9 @@ macro_rules! lines {
 
 /// Stores naturally aligned pieces of up to 16 bytes, as few as there can be.
 ///
+/// Ordinary stores: write-combined memory combines them like non-temporal ones, and on ordinary memory a partly filled
+/// line of non-temporal stores costs a trip to DRAM.
+///
 /// # Safety
 ///
 /// As for [`Leaf::store_part`].
@@ -50,7 +52,7 @@ pub(super) unsafe fn store_part_by_16(dst: *mut u8, src: *const u8, len: usize) 
         let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
         if size == 16 {
             // SAFETY: 16 bytes of both ranges, `dst` a multiple of 16; the register is declared.
-            unsafe { block!("movdqu", "movntdq", dst, src, "xmm0" 0) };
+            unsafe { block!("movdqu", "movdqa", dst, src, "xmm0" 0) };
         } else {
             // SAFETY: the piece lies inside both ranges and is aligned on the device side.
             unsafe { store_piece(dst, src, size) };

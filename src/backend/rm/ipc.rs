@@ -1,0 +1,289 @@
+//! What the 64 bytes of `cuIpcGetMemHandle` mean: learnt on scratch memory, proven, and checked for every block.
+//!
+//! The layout is documented nowhere, so nothing about it is assumed. [`learn`] looks for words that behave like the
+//! process id, the size, the object's page count, the block's offset in its object, and the pair of numbers under which
+//! the object can be duplicated; whatever survives must show, in both directions, the bytes of every scratch block.
+//! [`secure`] then treats each handle as untrusted: everything that can be checked is, before and after the object is
+//! taken. All of it runs against [`World`], so that tests can lie to it.
+
+use crate::error::{Error, ErrorKind, MemoryKind, Result};
+use crate::range::GpuAddr;
+use crate::sys::num::u64_of;
+use crate::sys::rm::RmFailure;
+
+use super::node::explain;
+
+/// Blocks of the same 2 MiB frame may share an object.
+const FRAME: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+
+/// Everything that tells one block from another at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Identity {
+    pub(super) words: [u32; 16],
+    pub(super) base: GpuAddr,
+    pub(super) bytes: u64,
+    /// CUDA's allocation id, another after free and allocation at the same address.
+    pub(super) id: u64,
+}
+
+/// What a comparison of bytes through both ways said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Same,
+    Different,
+    /// Nothing to tell memory apart by: all sampled bytes alike, or changing all the time.
+    Inconclusive,
+}
+
+/// The driver, as seen from here.
+pub(super) trait World {
+    type Object;
+
+    fn pid(&self) -> u32;
+
+    fn identity(&self, addr: GpuAddr) -> Result<Identity>;
+
+    fn duplicate(&self, client: u32, object: u32) -> std::result::Result<Self::Object, RmFailure>;
+
+    /// The object's size in bytes, as the resource manager states it.
+    fn object_bytes(&self, object: &Self::Object) -> u64;
+
+    /// Whether the object at `offset` is the scratch block `sample`: written one way and read the other, both ways.
+    fn proves(&self, object: &Self::Object, offset: u64, sample: &Identity) -> Result<bool>;
+
+    /// Compares a few lines without changing them.
+    fn compare(&self, object: &Self::Object, offset: u64, block: &Identity) -> Result<Verdict>;
+}
+
+/// The words that hold one number. Where several did on every scratch block, they must agree ever after.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Field(Vec<usize>);
+
+impl Field {
+    fn find(holds: impl Fn(usize) -> bool) -> Self {
+        Self((0..16).filter(|&index| holds(index)).collect())
+    }
+
+    fn read(&self, words: &[u32; 16]) -> Option<u32> {
+        let (first, rest) = self.0.split_first()?;
+        rest.iter().all(|&index| words[index] == words[*first]).then_some(words[*first])
+    }
+}
+
+/// Where in a handle the numbers lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pid: Field,
+    /// Low words of 64-bit numbers.
+    size: Field,
+    pages: Field,
+    offset: Field,
+    client: Field,
+    object: Field,
+    /// Every block's address less its offset is a multiple of this.
+    frame: u64,
+}
+
+fn wide(words: &[u32; 16], low: usize) -> Option<u64> {
+    let high = *words.get(low + 1)?;
+    Some(u64::from(words[low]) | u64::from(high) << 32)
+}
+
+fn unknown(cause: &'static str) -> Error {
+    Error::new("pin", ErrorKind::UnknownLayout, cause)
+        .remedy("allocate with Session::alloc instead, and report the driver's version")
+}
+
+/// Finds the layout with scratch blocks of different sizes, some of which share an object.
+pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout> {
+    let frame_of = |sample: &Identity| sample.base.raw() / FRAME;
+    let pairs = || samples.iter().enumerate().flat_map(|(n, a)| samples[n + 1..].iter().map(move |b| (a, b)));
+    let sharing = pairs().any(|(a, b)| frame_of(a) == frame_of(b));
+    let apart = pairs().any(|(a, b)| frame_of(a) != frame_of(b));
+    if !(sharing && apart) {
+        return Err(unknown("scratch blocks do not lie as expected, so that handles cannot be told apart"));
+    }
+    let every = |holds: &dyn Fn(&Identity) -> bool| samples.iter().all(holds);
+    let pid = Field::find(|i| every(&|sample| sample.words[i] == world.pid()));
+    if pid.0.is_empty() {
+        return Err(unknown(
+            "no word of a memory handle holds this process's id: it runs in a PID namespace or under MPS, or the driver \
+             is unknown",
+        ));
+    }
+    let size = Field::find(|i| every(&|sample| wide(&sample.words, i) == Some(sample.bytes)));
+    if size.0.is_empty() {
+        return Err(unknown("no word of a memory handle holds the block's size"));
+    }
+    let clients = Field::find(|i| samples[0].words[i] != 0 && every(&|sample| sample.words[i] == samples[0].words[i]));
+    let objects = Field::find(|i| pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (frame_of(a) == frame_of(b))));
+    let start = |sample: &Identity, i: usize| sample.base.raw().checked_sub(u64::from(sample.words[i]));
+    let offsets = Field::find(|i| {
+        every(&|sample| start(sample, i).is_some_and(|start| start % PAGE == 0))
+            && pairs().all(|(a, b)| (start(a, i) == start(b, i)) == (frame_of(a) == frame_of(b)))
+    });
+    let mut found: Option<Layout> = None;
+    for &client in &clients.0 {
+        for &object in &objects.0 {
+            let taken: std::result::Result<Vec<_>, _> =
+                samples.iter().map(|sample| world.duplicate(sample.words[client], sample.words[object])).collect();
+            let Ok(taken) = taken else { continue };
+            let sizes: Vec<u64> = taken.iter().map(|object| world.object_bytes(object)).collect();
+            let pages = Field::find(|i| {
+                samples.iter().zip(&sizes).all(|(sample, bytes)| u64::from(sample.words[i]) * PAGE == *bytes)
+            });
+            let mut offset = Field(Vec::new());
+            for &i in &offsets.0 {
+                let mut proven = true;
+                for ((sample, object), bytes) in samples.iter().zip(&taken).zip(&sizes) {
+                    let at = u64::from(sample.words[i]);
+                    proven &= at.checked_add(sample.bytes).is_some_and(|end| end <= *bytes)
+                        && world.proves(object, at, sample)?;
+                }
+                if proven {
+                    offset.0.push(i);
+                }
+            }
+            let Some(&first) = offset.0.first().filter(|_| !pages.0.is_empty()) else { continue };
+            let bits = samples.iter().filter_map(|sample| start(sample, first)).fold(FRAME, |bits, start| bits | start);
+            let frame = 1 << bits.trailing_zeros();
+            let layout = Layout {
+                pid: pid.clone(),
+                size: size.clone(),
+                pages,
+                offset,
+                client: Field(vec![client]),
+                object: Field(vec![object]),
+                frame,
+            };
+            match &mut found {
+                None => found = Some(layout),
+                Some(same) if samples.iter().all(|sample| same.names(&sample.words) == layout.names(&sample.words)) => {
+                    same.client.merge(client);
+                    same.object.merge(object);
+                }
+                Some(_) => return Err(unknown("two pairs of words of a memory handle name the same memory")),
+            }
+        }
+    }
+    found.ok_or_else(|| {
+        unknown(
+            "no pair of words of a memory handle names an object that shows the memory: the driver is unknown, or MPS \
+                 owns the memory",
+        )
+    })
+}
+
+impl Field {
+    fn merge(&mut self, index: usize) {
+        if !self.0.contains(&index) {
+            self.0.push(index);
+        }
+    }
+}
+
+/// What a handle says once its own consistency was checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Claim {
+    client: u32,
+    object: u32,
+    offset: u64,
+    object_bytes: u64,
+}
+
+impl Layout {
+    fn names(&self, words: &[u32; 16]) -> Option<(u32, u32)> {
+        Some((self.client.read(words)?, self.object.read(words)?))
+    }
+
+    fn claim(&self, pid: u32, block: &Identity) -> Result<Claim> {
+        let refuse = |cause: &'static str| {
+            Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::Foreign), cause)
+                .remedy("allocate with Session::alloc instead")
+        };
+        let words = &block.words;
+        if self.pid.read(words) != Some(pid) {
+            return Err(refuse("the memory handle names another process: the memory was not allocated here"));
+        }
+        if !self.size.0.iter().all(|&low| wide(words, low) == Some(block.bytes)) {
+            return Err(refuse("the memory handle states another size than the allocation has"));
+        }
+        let read = || Some((self.names(words)?, self.offset.read(words)?, self.pages.read(words)?));
+        let Some(((client, object), offset, pages)) = read() else {
+            return Err(refuse("the memory handle contradicts itself"));
+        };
+        let (offset, object_bytes) = (u64::from(offset), u64::from(pages) * PAGE);
+        if offset.checked_add(block.bytes).is_none_or(|end| end > object_bytes) {
+            return Err(refuse("the memory handle places the allocation past the end of its object"));
+        }
+        if block.base.raw().checked_sub(offset).is_none_or(|start| start % self.frame != 0) {
+            return Err(refuse("the memory handle's offset does not fit the allocation's address"));
+        }
+        Ok(Claim { client, object, offset, object_bytes })
+    }
+}
+
+/// An object that was checked to be the memory of one block.
+#[derive(Debug)]
+pub(super) struct Secured<O> {
+    pub(super) object: O,
+    /// Of the block, in the object.
+    pub(super) offset: u64,
+    pub(super) block: Identity,
+}
+
+/// Takes hold of the memory object around `addr`.
+///
+/// Handle numbers are used again, so another thread's free and allocation could put a different object behind the same
+/// number half-way: the block's identity is read before and after, and must not have changed.
+pub(super) fn secure<W: World>(world: &W, layout: &Layout, addr: GpuAddr) -> Result<Secured<W::Object>> {
+    for _ in 0..2 {
+        let block = world.identity(addr)?;
+        let claim = layout.claim(world.pid(), &block)?;
+        let object = world
+            .duplicate(claim.client, claim.object)
+            .map_err(|failure| explain(failure, "share CUDA's memory object"))?;
+        if world.object_bytes(&object) != claim.object_bytes {
+            return Err(Error::new(
+                "pin",
+                ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
+                "the memory handle states another object size than the resource manager",
+            )
+            .remedy("allocate with Session::alloc instead"));
+        }
+        let verdict = world.compare(&object, claim.offset, &block)?;
+        if world.identity(addr)? != block {
+            continue;
+        }
+        match verdict {
+            Verdict::Same => {}
+            Verdict::Inconclusive => tracing::debug!(%addr, bytes = block.bytes, "the bytes themselves prove nothing"),
+            Verdict::Different => {
+                return Err(Error::new(
+                    "pin",
+                    ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
+                    "the memory object does not show the allocation's bytes",
+                )
+                .remedy("allocate with Session::alloc instead"));
+            }
+        }
+        return Ok(Secured { object, offset: claim.offset, block });
+    }
+    Err(changed(addr))
+}
+
+/// The block behind an address is another one than it was.
+pub(super) fn changed(addr: GpuAddr) -> Error {
+    Error::new("pin", ErrorKind::Stale, format!("the allocation at {addr} was freed or replaced meanwhile"))
+        .remedy("keep the allocation alive while it is pinned, and pin the new one")
+}
+
+/// Bytes from the block's start to `addr`.
+pub(super) fn inside(block: &Identity, addr: GpuAddr) -> u64 {
+    addr.offset_from(block.base).map_or(0, u64_of)
+}
+
+#[cfg(test)]
+#[path = "ipc_tests.rs"]
+mod tests;

@@ -1,0 +1,296 @@
+//! Backend `rm`: the resource manager of the stock NVIDIA driver, as CUDA itself uses it. No further kernel module.
+//!
+//! Level `vmm` imports what CUDA exports through documented calls. Level `ipc` duplicates the object behind
+//! `cudaMalloc` memory, whose handle is learnt (see `ipc`).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::backend::{AfterFree, Allocation, Allocator, Backend, BackendKind, Pin, PinFacts, RmLevel, Semantics, View};
+use crate::cuda::context::Device;
+use crate::cuda::driver::Driver;
+use crate::cuda::memory::{CudaAllocation, SHARED_BELOW, VmmHandle};
+use crate::cuda::nvml::Nvml;
+use crate::cuda::pointer::Block;
+use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
+use crate::gpu::{GpuInfo, PciAddress};
+use crate::range::{GpuAddr, Span};
+use crate::sys::num::u64_of;
+
+mod ipc;
+mod node;
+mod policy;
+mod prove;
+mod view;
+
+use ipc::{Identity, World, changed, inside, secure};
+use node::{Held, Manager};
+use prove::{Live, Prover};
+
+/// The backend.
+#[derive(Debug)]
+pub(crate) struct Rm {
+    manager: Arc<Manager>,
+    level: RmLevel,
+    /// Whether the administrator, rather than the program, set the level.
+    capped: bool,
+}
+
+impl Rm {
+    /// Opens a client of the resource manager. Loads no CUDA context.
+    pub(crate) fn open(asked: RmLevel) -> Result<Self> {
+        let cap = policy::cap(Path::new(policy::FILE), 0)?;
+        let level = cap.map_or(asked, |cap| cap.min(asked));
+        let capped = level < asked;
+        if level == RmLevel::Off {
+            let by = if capped { policy::FILE } else { "GDRCOPY_RM or the program" };
+            let remedy = if capped { "ask the administrator" } else { "choose level vmm or ipc" };
+            return Err(Error::new(
+                "open",
+                ErrorKind::PermissionDenied,
+                format!("backend 'rm' is switched off by {by}"),
+            )
+            .remedy(remedy));
+        }
+        Driver::loaded()?;
+        Ok(Self { manager: Arc::new(Manager::open()?), level, capped })
+    }
+
+    fn refuse_legacy(&self, addr: GpuAddr) -> Error {
+        let cause = format!("{addr} is cudaMalloc memory, which backend 'rm' maps at level ipc only");
+        let error = Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc), cause);
+        error.remedy(if self.capped {
+            "the administrator capped the level in /etc/gdrcopy.conf: allocate with Session::alloc"
+        } else {
+            "set GDRCOPY_RM=ipc or SessionBuilder::rm(RmLevel::Ipc), or allocate with Session::alloc"
+        })
+    }
+}
+
+/// Refuses what was never tried, by name.
+fn refuse_partitions(device: &Device) -> Result<()> {
+    if device.name()?.contains(" MIG ") {
+        return Err(Error::new(
+            "pin",
+            ErrorKind::UnsupportedFeature(Feature::Mig),
+            "the GPU is a MIG partition, on which backend 'rm' has not been tried",
+        )
+        .remedy("use a whole GPU"));
+    }
+    if device.under_mps() {
+        return Err(Error::new(
+            "pin",
+            ErrorKind::UnsupportedFeature(Feature::Mps),
+            "the process runs under MPS, whose server owns the memory",
+        )
+        .remedy("start the process without MPS (unset CUDA_MPS_PIPE_DIRECTORY, or stop the control daemon)"));
+    }
+    Ok(())
+}
+
+impl Backend for Rm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Rm
+    }
+
+    fn semantics(&self) -> Semantics {
+        Semantics { whole_object: AfterFree::Persistent, shared_object: AfterFree::Aliased }
+    }
+
+    fn rm_level(&self) -> Option<RmLevel> {
+        Some(self.level)
+    }
+
+    fn gpus(&self) -> Result<Vec<GpuInfo>> {
+        let driver = Driver::get()?;
+        let nvml = Nvml::get();
+        (0..Device::count(driver)?)
+            .map(|ordinal| {
+                let device = Device::new(driver, ordinal)?;
+                let pci = device.pci()?;
+                Ok(GpuInfo {
+                    ordinal,
+                    name: device.name()?,
+                    pci: Some(pci),
+                    total_bytes: device.bytes()?,
+                    bar1: nvml.and_then(|nvml| nvml.bar1(pci)),
+                    link: nvml.and_then(|nvml| nvml.link(pci)),
+                    driver: nvml.and_then(Nvml::driver_version),
+                })
+            })
+            .collect()
+    }
+
+    fn alloc(&self, ordinal: Option<usize>, bytes: usize, how: Allocator) -> Result<Box<dyn Allocation>> {
+        let driver = Driver::get()?;
+        let device = match ordinal {
+            Some(ordinal) => Device::new(driver, ordinal)?,
+            None => Device::current_or_first(driver)?,
+        };
+        Ok(Box::new(CudaAllocation::new(device, bytes, how)?))
+    }
+
+    fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
+        let driver = Driver::get()?;
+        let block = Block::of(driver, span.addr)?;
+        let device = Device::new(driver, block.ordinal)?;
+        refuse_partitions(&device)?;
+        let exportable = VmmHandle::behind(driver, span.addr);
+        if exportable.is_none() {
+            if self.level < RmLevel::Ipc {
+                return Err(self.refuse_legacy(span.addr));
+            }
+            block.contains(span)?;
+        }
+        let node = self.manager.node(device.pci()?)?;
+        let prover = Prover::of(&device)?;
+        let (held, offset, kind) = match exportable {
+            Some(first) => {
+                prover.prove_vmm(&self.manager, &node)?;
+                let held = import_all(&self.manager, &node, driver, span, block, first)?;
+                (held, inside_block(&block, span.addr), Kind::Vmm(block))
+            }
+            None => {
+                let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
+                let secured = secure(&world, &*world.layout()?, span.addr)?;
+                let offset = secured.offset + inside(&secured.block, span.addr);
+                (secured.object, offset, Kind::Ipc(secured.block, prover))
+            }
+        };
+        let ordered_writes = device.orders_writes();
+        let manager = Arc::clone(&self.manager);
+        Ok(Box::new(RmPin { manager, held, offset, span, kind, ordered_writes, device: Some(device) }))
+    }
+
+    fn pin_export(&self, fd: BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Box<dyn Pin>> {
+        let node = self.manager.node(gpu)?;
+        let mut held = Held::none(&self.manager, &node);
+        let found = held.import(fd)?;
+        if u64_of(bytes) > found {
+            let cause = format!("{bytes} bytes are more than the {found} bytes that were exported");
+            return Err(Error::new("pin", ErrorKind::OutOfBounds, cause).remedy("pin only what was exported"));
+        }
+        let manager = Arc::clone(&self.manager);
+        let span = Span::new("pin", GpuAddr::new(crate::pinned::EXPORT_BASE), bytes)?;
+        // Without CUDA nobody says how the GPU orders writes.
+        let ordered_writes = false;
+        Ok(Box::new(RmPin { manager, held, offset: 0, span, kind: Kind::Import, ordered_writes, device: None }))
+    }
+
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn inside_block(block: &Block, addr: GpuAddr) -> u64 {
+    addr.offset_from(block.base).map_or(0, u64_of)
+}
+
+/// Imports the memory behind every mapping that `span` covers, in order.
+fn import_all(
+    manager: &Arc<Manager>,
+    node: &Arc<node::Node>,
+    driver: &'static Driver,
+    span: Span,
+    first: Block,
+    handle: VmmHandle,
+) -> Result<Held> {
+    let mut held = Held::none(manager, node);
+    let (mut block, mut handle) = (first, handle);
+    loop {
+        let added = held.import(handle.export()?.as_fd())?;
+        if span.end() <= block.end() {
+            return Ok(held);
+        }
+        // The next mapping follows this one's memory only if this one shows all of it.
+        let whole = added == u64_of(block.bytes);
+        let next = GpuAddr::new(block.end());
+        let following = Block::of(driver, next).ok().filter(|next| whole && next.ordinal == block.ordinal);
+        let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
+        match found {
+            Some(found) => (block, handle) = found,
+            None => return block.contains(span).map(|()| held),
+        }
+    }
+}
+
+/// How the memory was reached.
+#[derive(Debug)]
+enum Kind {
+    Vmm(Block),
+    Ipc(Identity, Arc<Prover>),
+    Import,
+}
+
+#[derive(Debug)]
+struct RmPin {
+    manager: Arc<Manager>,
+    held: Held,
+    /// Of the range, in the held memory.
+    offset: u64,
+    span: Span,
+    kind: Kind,
+    ordered_writes: bool,
+    /// Absent for memory that another process exported.
+    device: Option<Device>,
+}
+
+impl RmPin {
+    /// Whether the address still leads to the memory that was pinned.
+    fn still(&self) -> Result<bool> {
+        let Some(device) = &self.device else { return Ok(true) };
+        let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
+        match &self.kind {
+            Kind::Vmm(block) => match Block::of(device.driver, self.span.addr) {
+                Ok(now) => Ok(now == *block),
+                Err(error) if gone(&error) => Ok(false),
+                Err(error) => Err(error),
+            },
+            Kind::Ipc(block, prover) => {
+                let world = Live { manager: &self.manager, node: self.held.node(), prover, driver: device.driver };
+                match world.identity(self.span.addr) {
+                    Ok(now) => Ok(now == *block),
+                    Err(error) if gone(&error) => Ok(false),
+                    Err(error) => Err(error),
+                }
+            }
+            Kind::Import => Ok(true),
+        }
+    }
+}
+
+impl Pin for RmPin {
+    fn facts(&self) -> PinFacts {
+        let after_free = match &self.kind {
+            Kind::Ipc(block, _) if block.bytes < u64_of(SHARED_BELOW) => AfterFree::Aliased,
+            _ => AfterFree::Persistent,
+        };
+        PinFacts { after_free, pci: Some(self.held.node().pci), ordered_writes: self.ordered_writes }
+    }
+
+    fn cuda_flush(&self) -> Result<()> {
+        let Some(device) = &self.device else {
+            return Err(Error::new(
+                "publish",
+                ErrorKind::UnsupportedFeature(Feature::Publish),
+                "memory of another process cannot be flushed through CUDA",
+            )
+            .remedy("keep data and flag in one 64-byte line (post_line)"));
+        };
+        device.flush_writes()
+    }
+
+    fn map(&self) -> Result<Box<dyn View>> {
+        let view = self.held.map(self.offset, self.span.len)?;
+        // Read after the window exists: what it shows is what the address leads to at this moment.
+        if !self.still()? {
+            return Err(changed(self.span.addr));
+        }
+        Ok(Box::new(view))
+    }
+
+    fn release(&mut self) -> Result<()> {
+        self.held.release()
+    }
+}

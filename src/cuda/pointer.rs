@@ -1,0 +1,186 @@
+//! What kind of memory a device pointer leads to.
+
+use std::ffi::{c_int, c_void};
+
+use super::context::{Device, Entered};
+use super::driver::{Driver, Handle, SUCCESS};
+use crate::error::{Error, ErrorKind, MemoryKind, Result};
+use crate::range::{GpuAddr, Span};
+use crate::sys::num::u64_of;
+
+// CUpointer_attribute.
+const CONTEXT: c_int = 1;
+const MEMORY_TYPE: c_int = 2;
+const BUFFER_ID: c_int = 7;
+const IS_MANAGED: c_int = 8;
+const DEVICE_ORDINAL: c_int = 9;
+const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+const MEMPOOL_HANDLE: c_int = 17;
+
+/// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+
+/// What CUDA says of a pointer; all zero for one it does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attributes {
+    context: Handle,
+    memory_type: u32,
+    buffer_id: u64,
+    managed: u32,
+    ordinal: c_int,
+    legacy_ipc: u32,
+    pool: Handle,
+}
+
+fn attributes(driver: &Driver, addr: GpuAddr) -> Result<Attributes> {
+    let mut found = Attributes {
+        context: std::ptr::null_mut(),
+        memory_type: 0,
+        buffer_id: 0,
+        managed: 0,
+        ordinal: -1,
+        legacy_ipc: 0,
+        pool: std::ptr::null_mut(),
+    };
+    let mut which =
+        [CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE];
+    let mut into: [*mut c_void; 7] = [
+        (&raw mut found.context).cast(),
+        (&raw mut found.memory_type).cast(),
+        (&raw mut found.buffer_id).cast(),
+        (&raw mut found.managed).cast(),
+        (&raw mut found.ordinal).cast(),
+        (&raw mut found.legacy_ipc).cast(),
+        (&raw mut found.pool).cast(),
+    ];
+    // SAFETY: as many attributes as places, each place of the size its attribute has; all outlive the call.
+    let code = unsafe { driver.pointer_attributes(7, which.as_mut_ptr(), into.as_mut_ptr(), addr.raw()) };
+    driver.check("pin", "cuPointerGetAttributes", code)?;
+    Ok(found)
+}
+
+/// The allocation, or the mapping of one, around a device pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) base: GpuAddr,
+    pub(crate) bytes: usize,
+    /// Unique over the life of the process; another after free and allocation at the same address.
+    pub(crate) id: u64,
+    pub(crate) ordinal: usize,
+    /// `cudaMalloc` memory, rather than `cuMemCreate` memory mapped at an address.
+    pub(crate) legacy: bool,
+    context: ContextHandle,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ContextHandle(Handle);
+
+// SAFETY: a value to compare and to hand to CUDA, which allows any thread.
+unsafe impl Send for ContextHandle {}
+// SAFETY: as above.
+unsafe impl Sync for ContextHandle {}
+
+fn refuse(addr: GpuAddr, kind: MemoryKind, what: &'static str, remedy: &'static str) -> Error {
+    Error::new("pin", ErrorKind::UnsupportedMemory(kind), format!("{addr} is {what}")).remedy(remedy)
+}
+
+impl Block {
+    /// Looks a pointer up, refusing by name what can never be mapped.
+    pub(crate) fn of(driver: &Driver, addr: GpuAddr) -> Result<Self> {
+        let attributes = attributes(driver, addr)?;
+        match attributes.memory_type {
+            _ if attributes.managed != 0 => {
+                return Err(refuse(
+                    addr,
+                    MemoryKind::Managed,
+                    "managed memory, which migrates between host and GPU",
+                    "allocate with Session::alloc or cudaMalloc",
+                ));
+            }
+            DEVICE => {}
+            HOST => {
+                return Err(refuse(
+                    addr,
+                    MemoryKind::Host,
+                    "host memory",
+                    "read and write it directly; pin device memory only",
+                ));
+            }
+            _ => {
+                return Err(refuse(
+                    addr,
+                    MemoryKind::Unallocated,
+                    "not in any live CUDA allocation of this process",
+                    "pass a device pointer that was allocated here and not freed",
+                ));
+            }
+        }
+        if !attributes.pool.is_null() {
+            return Err(refuse(
+                addr,
+                MemoryKind::Pool,
+                "memory of a stream-ordered pool (cudaMallocAsync; every cudarc slice)",
+                "allocate with Session::alloc and lend it to kernels, or use cudaMalloc",
+            ));
+        }
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: both places outlive the call.
+        let code = unsafe { driver.address_range(&mut base, &mut bytes, addr.raw()) };
+        driver.check("pin", "cuMemGetAddressRange", code)?;
+        Ok(Self {
+            base: GpuAddr::new(base),
+            bytes,
+            id: attributes.buffer_id,
+            ordinal: usize::try_from(attributes.ordinal).unwrap_or(0),
+            legacy: attributes.legacy_ipc != 0,
+            context: ContextHandle(attributes.context),
+        })
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.base.raw().saturating_add(u64_of(self.bytes))
+    }
+
+    /// Checks that `span`, which starts in this block, also ends in it.
+    pub(crate) fn contains(&self, span: Span) -> Result<()> {
+        if span.end() <= self.end() {
+            return Ok(());
+        }
+        let cause = format!(
+            "{} bytes from {} reach past the end of an allocation of {} bytes at {}",
+            span.len, span.addr, self.bytes, self.base
+        );
+        Err(Error::new("pin", ErrorKind::OutOfBounds, cause).remedy("pin only what was allocated"))
+    }
+
+    /// Makes the block's own context current, or its GPU's primary one where it has none.
+    pub(crate) fn enter(&self, device: &Device) -> Result<BlockContext> {
+        let driver = device.driver;
+        if self.context.0.is_null() {
+            let primary = device.retain_primary()?;
+            Ok(BlockContext { _entered: primary.enter()?, _primary: Some(primary) })
+        } else {
+            Ok(BlockContext { _entered: Entered::new(driver, self.context.0)?, _primary: None })
+        }
+    }
+
+    /// `cuIpcGetMemHandle` of the block.
+    pub(crate) fn ipc_words(&self, driver: &Driver) -> Result<[u32; 16]> {
+        let mut words = [0; 16];
+        // SAFETY: CUipcMemHandle is 64 bytes; the pointer was a live allocation's, a dead one is an error code.
+        let code = unsafe { driver.ipc_handle(&mut words, self.base.raw()) };
+        if code == SUCCESS {
+            return Ok(words);
+        }
+        Err(driver.error("pin", "cuIpcGetMemHandle", code).remedy("allocate with Session::alloc instead"))
+    }
+}
+
+/// A block's context, current on this thread until dropped.
+#[derive(Debug)]
+pub(crate) struct BlockContext {
+    // Popped before it is released.
+    _entered: Entered,
+    _primary: Option<super::context::Primary>,
+}

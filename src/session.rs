@@ -1,0 +1,466 @@
+//! Opening a backend, and what hangs on it.
+
+use std::env;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::backend::emulated::{Emulated, EmulatedConfig};
+use crate::backend::{Allocator, Backend, BackendKind, RmLevel, Semantics};
+use crate::buffer::DeviceBuffer;
+use crate::copy::{self, Routine};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{GpuInfo, PciAddress};
+use crate::pinned::Pinned;
+use crate::range::DeviceRange;
+use crate::sys::process::Owner;
+
+/// An open backend. Cheap to clone, shared between threads, bound to no GPU.
+///
+/// Opening creates no CUDA context. One session uses one backend: memory that it cannot map is refused with the reason
+/// and the way out, never quietly handed to another.
+#[derive(Clone)]
+pub struct Session {
+    inner: Arc<SessionInner>,
+}
+
+pub(crate) struct SessionInner {
+    /// Present until closed.
+    backend: Option<Box<dyn Backend>>,
+    owner: Owner,
+    routine: &'static Routine,
+    report: ProbeReport,
+    allow_cuda_flush: bool,
+    /// The first failure that a `Drop` could not return.
+    noted: Mutex<Option<Error>>,
+}
+
+impl SessionInner {
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        self.backend.as_deref().expect("only `close` and `drop` take it, and they end the session")
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    pub(crate) fn routine(&self) -> &'static Routine {
+        self.routine
+    }
+
+    pub(crate) fn allow_cuda_flush(&self) -> bool {
+        self.allow_cuda_flush
+    }
+
+    /// Keeps a failure for [`Session::close`].
+    pub(crate) fn note(&self, error: &Error) {
+        tracing::warn!(%error, "a handle was dropped with an error");
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
+    }
+
+    fn shut(&mut self) -> Result<()> {
+        let Some(backend) = self.backend.take() else { return Ok(()) };
+        if !self.owner.is_here() {
+            // The child's copies of the descriptors go with it; the parent's objects are none of its business.
+            std::mem::forget(backend);
+            return Ok(());
+        }
+        backend.close()
+    }
+}
+
+impl Drop for SessionInner {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut() {
+            tracing::warn!(%error, "a session was dropped with an error");
+        }
+    }
+}
+
+impl Session {
+    /// Opens the best backend there is: `builder().open()`.
+    ///
+    /// # Errors
+    ///
+    /// See [`SessionBuilder::open`].
+    pub fn open() -> Result<Self> {
+        Self::builder().open()
+    }
+
+    /// Chooses backend, level or copy routine by hand.
+    #[must_use]
+    pub fn builder() -> SessionBuilder {
+        SessionBuilder::default()
+    }
+
+    /// The backend in use.
+    #[must_use]
+    pub fn backend(&self) -> BackendKind {
+        self.inner.backend().kind()
+    }
+
+    /// The level of the `rm` backend in force; `None` for other backends.
+    #[must_use]
+    pub fn rm_level(&self) -> Option<RmLevel> {
+        self.inner.backend().rm_level()
+    }
+
+    /// Which backends were tried, and why each other one was passed over.
+    #[must_use]
+    pub fn probe_report(&self) -> &ProbeReport {
+        &self.inner.report
+    }
+
+    /// What a mapping shows after its memory was freed.
+    #[must_use]
+    pub fn semantics(&self) -> Semantics {
+        self.inner.backend().semantics()
+    }
+
+    /// The copy routine that mappings of this session use.
+    #[must_use]
+    pub fn routine(&self) -> &'static Routine {
+        self.inner.routine
+    }
+
+    /// The emulated GPUs, where the backend is `emulated`: their memory seen from the device's side, and faults.
+    #[must_use]
+    pub fn emulated(&self) -> Option<&Emulated> {
+        self.inner.backend().emulated()
+    }
+
+    /// The GPUs this session can reach, in CUDA's order.
+    ///
+    /// # Errors
+    ///
+    /// `NoDriver`, `NoDevice`, `WrongProcess`.
+    pub fn gpus(&self) -> Result<Vec<GpuInfo>> {
+        self.inner.owner.check("list GPUs")?;
+        self.inner.backend().gpus()
+    }
+
+    /// Allocates device memory on the GPU of the calling thread's CUDA context, or on GPU 0.
+    ///
+    /// # Errors
+    ///
+    /// See [`Session::alloc_as`].
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.allocate(None, bytes, Allocator::Buffer)
+    }
+
+    /// Allocates device memory on the GPU with this CUDA ordinal.
+    ///
+    /// # Errors
+    ///
+    /// See [`Session::alloc_as`].
+    pub fn alloc_on(&self, ordinal: usize, bytes: usize) -> Result<DeviceBuffer> {
+        self.allocate(Some(ordinal), bytes, Allocator::Buffer)
+    }
+
+    /// Allocates device memory in a given way, as a program around this library may do it.
+    ///
+    /// The memory belongs to the GPU's primary context, which is retained while the buffer lives.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for 0 bytes, `NoDevice` for an ordinal that does not exist, `OutOfMemory`, `NoDriver`,
+    /// `WrongProcess`.
+    pub fn alloc_as(&self, ordinal: usize, bytes: usize, how: Allocator) -> Result<DeviceBuffer> {
+        self.allocate(Some(ordinal), bytes, how)
+    }
+
+    fn allocate(&self, ordinal: Option<usize>, bytes: usize, how: Allocator) -> Result<DeviceBuffer> {
+        self.inner.owner.check("alloc")?;
+        if bytes == 0 {
+            return Err(Error::new("alloc", ErrorKind::InvalidArgument, "a device buffer of 0 bytes")
+                .remedy("ask for at least 1 byte"));
+        }
+        let allocation = self.inner.backend().alloc(ordinal, bytes, how)?;
+        DeviceBuffer::new(allocation, bytes, how, Arc::clone(&self.inner))
+    }
+
+    /// Takes hold of device memory, at any address and of any length from 1 byte.
+    ///
+    /// # Errors
+    ///
+    /// `UnsupportedMemory` if the backend cannot map this kind of memory, `OutOfBounds` if the range reaches past its
+    /// allocation, `Busy`, `UnknownLayout`, `PermissionDenied`, `OutOfMemory`, `WrongProcess`.
+    pub fn pin<'a>(&self, range: impl Into<DeviceRange<'a>>) -> Result<Pinned<'a>> {
+        let range = range.into();
+        self.inner.owner.check("pin")?;
+        let started = std::time::Instant::now();
+        let pin = self.inner.backend().pin(range.span())?;
+        Ok(Pinned::new(Arc::clone(&self.inner), pin, &range, started.elapsed()))
+    }
+
+    /// Takes hold of memory that another process exported with [`DeviceBuffer::export`] and handed over as a file
+    /// descriptor. This process needs no CUDA of its own.
+    ///
+    /// `gpu` is the GPU the memory is on; `bytes` from its start are pinned. The memory stays allocated while the pin
+    /// lives, whatever the exporter does.
+    ///
+    /// # Errors
+    ///
+    /// `UnsupportedFeature` on other backends than `rm`, `InvalidArgument` for 0 bytes, `NoDevice`, `OutOfBounds` where
+    /// the memory is shorter, `PermissionDenied`, `WrongProcess`.
+    pub fn pin_export(&self, fd: BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Pinned<'static>> {
+        self.inner.owner.check("pin")?;
+        // The device address is the exporter's business; the offset in the object stands in for it, one page up so
+        // that it is not null and keeps its alignment.
+        let span = crate::range::Span::new("pin", crate::GpuAddr::new(crate::pinned::EXPORT_BASE), bytes)?;
+        let started = std::time::Instant::now();
+        let pin = self.inner.backend().pin_export(fd, gpu, bytes)?;
+        Ok(Pinned::new(Arc::clone(&self.inner), pin, &DeviceRange::borrowed(span), started.elapsed()))
+    }
+
+    /// Closes the session and reports what went wrong, now or in a `Drop` before.
+    ///
+    /// # Errors
+    ///
+    /// `Mapped` if clones, pins, mappings or buffers are still alive: the session comes back inside the error. Otherwise
+    /// the first failure of the teardown, which was carried through all the same.
+    pub fn close(self) -> Result<(), CloseError> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(mut inner) => {
+                let here = inner.owner.check("close");
+                let shut = inner.shut();
+                let noted = inner.noted.lock().unwrap_or_else(PoisonError::into_inner).take();
+                match here.and(noted.map_or(Ok(()), Err)).and(shut) {
+                    Ok(()) => Ok(()),
+                    Err(error) => Err(CloseError { session: None, error }),
+                }
+            }
+            Err(inner) => Err(CloseError {
+                error: Error::new("close", ErrorKind::Mapped, "the session is still in use")
+                    .remedy("drop its mappings, pins, buffers and clones first"),
+                session: Some(Self { inner }),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("backend", &self.backend())
+            .field("rm_level", &self.rm_level())
+            .field("routine", &self.inner.routine.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A session that did not close cleanly.
+#[derive(Debug)]
+pub struct CloseError {
+    session: Option<Session>,
+    error: Error,
+}
+
+impl CloseError {
+    /// The session, if it is still in use and so still open.
+    #[must_use]
+    pub fn into_session(self) -> Option<Session> {
+        self.session
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for CloseError {}
+
+impl From<CloseError> for Error {
+    fn from(error: CloseError) -> Self {
+        error.error
+    }
+}
+
+/// What was tried when a session opened.
+#[derive(Clone, Debug, Default)]
+pub struct ProbeReport {
+    passed_over: Vec<(BackendKind, Error)>,
+    chosen: Option<BackendKind>,
+    by: &'static str,
+}
+
+impl ProbeReport {
+    /// The backends that were tried and not taken, each with the reason.
+    pub fn passed_over(&self) -> impl Iterator<Item = (BackendKind, &Error)> {
+        self.passed_over.iter().map(|(kind, error)| (*kind, error))
+    }
+}
+
+impl fmt::Display for ProbeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (kind, error) in &self.passed_over {
+            writeln!(f, "{kind}: {error}")?;
+        }
+        match self.chosen {
+            Some(kind) => write!(f, "{kind}: chosen by {}", self.by),
+            None => write!(f, "no backend was chosen"),
+        }
+    }
+}
+
+/// Settings of a [`Session`]. What is set here wins over the environment, which wins over probing.
+#[derive(Clone, Debug, Default)]
+pub struct SessionBuilder {
+    backend: Option<BackendKind>,
+    rm: Option<RmLevel>,
+    routine: Option<String>,
+    ignore_env: bool,
+    allow_cuda_flush: bool,
+    emulated: Option<EmulatedConfig>,
+}
+
+impl SessionBuilder {
+    /// Uses this backend or fails. Environment: `GDRCOPY_BACKEND=rm|emulated`.
+    #[must_use]
+    pub fn backend(mut self, kind: BackendKind) -> Self {
+        self.backend = Some(kind);
+        self
+    }
+
+    /// How far the `rm` backend may go; [`RmLevel::Vmm`] by default. Environment: `GDRCOPY_RM=off|vmm|ipc`. The
+    /// machine's administrator can cap the level (`rm = off|vmm|ipc` in `/etc/gdrcopy.conf`).
+    #[must_use]
+    pub fn rm(mut self, level: RmLevel) -> Self {
+        self.rm = Some(level);
+        self
+    }
+
+    /// Copies with the routine of this name (see [`copy::routines`]). Environment: `GDRCOPY_COPY`.
+    #[must_use]
+    pub fn copy_routine(mut self, name: impl Into<String>) -> Self {
+        self.routine = Some(name.into());
+        self
+    }
+
+    /// Reads nothing from the environment.
+    #[must_use]
+    pub fn ignore_env(mut self) -> Self {
+        self.ignore_env = true;
+        self
+    }
+
+    /// Lets [`Mapping::publish`](crate::Mapping::publish) call CUDA between data and flag on GPUs that do not order
+    /// such writes by themselves.
+    #[must_use]
+    pub fn allow_cuda_flush(mut self) -> Self {
+        self.allow_cuda_flush = true;
+        self
+    }
+
+    /// Settings of the emulated GPUs. They choose nothing: ask for [`BackendKind::Emulated`] as well.
+    #[must_use]
+    pub fn emulated(mut self, config: EmulatedConfig) -> Self {
+        self.emulated = Some(config);
+        self
+    }
+
+    fn env(&self, name: &'static str) -> Result<Option<String>> {
+        if self.ignore_env {
+            return Ok(None);
+        }
+        match env::var(name) {
+            Ok(value) if value.is_empty() => Ok(None),
+            Ok(value) => Ok(Some(value)),
+            Err(env::VarError::NotPresent) => Ok(None),
+            Err(env::VarError::NotUnicode(_)) => {
+                Err(Error::new("open", ErrorKind::InvalidArgument, format!("{name} is not valid text"))
+                    .remedy(format!("unset {name} or correct it")))
+            }
+        }
+    }
+
+    /// A setting from the environment, with its variable named in the error.
+    fn parsed<T: std::str::FromStr<Err = Error>>(&self, name: &'static str) -> Result<Option<T>> {
+        let Some(text) = self.env(name)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|error: Error| {
+            Error::new("open", error.kind(), format!("{name}: {}", error.cause()))
+                .remedy(error.hint().unwrap_or("unset it").to_owned())
+        })
+    }
+
+    /// Opens the session.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for an unknown name in the environment, `UnsupportedFeature` for a copy routine this CPU
+    /// lacks, and, where no backend works, the reasons of each in one line (`NoDriver`, `NoDevice`,
+    /// `PermissionDenied`, ...).
+    pub fn open(self) -> Result<Session> {
+        let routine = match self.routine.clone().map_or_else(|| self.env("GDRCOPY_COPY"), |name| Ok(Some(name)))? {
+            Some(name) => copy::by_name(&name)?,
+            None => copy::preferred(),
+        };
+        let from_env = self.parsed::<BackendKind>("GDRCOPY_BACKEND")?;
+        let env_level = self.parsed::<RmLevel>("GDRCOPY_RM")?;
+        let level = self.rm.or(env_level).unwrap_or(RmLevel::Vmm);
+        let (asked, by) = match (self.backend, from_env) {
+            (Some(kind), _) => (Some(kind), "the program"),
+            (None, Some(kind)) => (Some(kind), "GDRCOPY_BACKEND"),
+            (None, None) => (None, "probing"),
+        };
+        let mut report = ProbeReport { by, ..ProbeReport::default() };
+        let backend = match asked {
+            Some(kind) => self.try_backend(kind, level)?,
+            None => match self.try_backend(BackendKind::Rm, level) {
+                Ok(backend) => backend,
+                Err(error) => {
+                    let nothing =
+                        Error::new("open", error.kind(), format!("no backend works here: rm: {}", error.cause()));
+                    let way_out = "for a try without a GPU set GDRCOPY_BACKEND=emulated";
+                    return Err(nothing.remedy(match error.hint() {
+                        Some(hint) => format!("{hint}; {way_out}"),
+                        None => way_out.to_owned(),
+                    }));
+                }
+            },
+        };
+        report.chosen = Some(backend.kind());
+        Ok(Session {
+            inner: Arc::new(SessionInner {
+                backend: Some(backend),
+                owner: Owner::here(),
+                routine,
+                report,
+                allow_cuda_flush: self.allow_cuda_flush,
+                noted: Mutex::new(None),
+            }),
+        })
+    }
+
+    fn try_backend(&self, kind: BackendKind, level: RmLevel) -> Result<Box<dyn Backend>> {
+        match kind {
+            #[cfg(feature = "cuda")]
+            BackendKind::Rm => Ok(Box::new(crate::backend::rm::Rm::open(level)?)),
+            #[cfg(not(feature = "cuda"))]
+            BackendKind::Rm => {
+                let _ = level;
+                Err(Error::new(
+                    "open",
+                    ErrorKind::UnsupportedFeature(crate::Feature::Operation),
+                    "built without backend 'rm'",
+                )
+                .remedy("build gdrcopy with feature 'cuda'"))
+            }
+            BackendKind::Emulated => {
+                let config = match &self.emulated {
+                    Some(config) => config.clone(),
+                    None => EmulatedConfig::from_env(self.env("GDRCOPY_EMULATED_GPUS")?.as_deref())?,
+                };
+                Ok(Box::new(Emulated::new(config)?))
+            }
+        }
+    }
+}
