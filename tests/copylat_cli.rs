@@ -1,6 +1,7 @@
 //! `gdrcopy_copylat` as a user meets it: the real program, on the emulated backend.
 
 #![cfg(feature = "tools")]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests, too")]
 
 use std::collections::BTreeSet;
 use std::fs;

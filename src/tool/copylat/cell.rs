@@ -59,12 +59,12 @@ impl<'a> Bench<'a> {
         arena: &mut [u8],
     ) -> Result<Vec<Entry>, Failure> {
         match direction {
-            Direction::HostToDevice => self.to_device(method, cell, arena),
-            Direction::DeviceToHost => self.to_host(method, cell, arena),
+            Direction::HostToDevice => self.time_writes(method, cell, arena),
+            Direction::DeviceToHost => self.time_reads(method, cell, arena),
         }
     }
 
-    fn to_device<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
+    fn time_writes<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
         let Cell { offset, bytes, .. } = cell;
         let place = place::<M>(Direction::HostToDevice, cell);
         let source = &mut arena[DATA_AT..DATA_AT + bytes];
@@ -105,7 +105,7 @@ impl<'a> Bench<'a> {
         Ok(entries)
     }
 
-    fn to_host<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
+    fn time_reads<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
         let Cell { offset, bytes, .. } = cell;
         let place = place::<M>(Direction::DeviceToHost, cell);
         let stretch = DATA_AT - GUARD..DATA_AT + bytes + GUARD;
