@@ -109,7 +109,11 @@ fn a_table_for_each_direction_under_a_banner() {
 #[test]
 fn a_full_default_run_stays_under_30_seconds() {
     let begin = Instant::now();
-    let report = report(&run(&["--json", "-"]));
+    let output = run(&["--json", "-"]);
+    let report = report(&output);
+    for line in text(&output.stderr).lines().filter(|line| !line.starts_with("CPU ")) {
+        assert!(line.len() <= 100, "{} columns: {line}", line.len());
+    }
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     assert_eq!(results(&report).len(), 25 * 2 * 2);
     for entry in results(&report) {

@@ -1,7 +1,7 @@
 //! The two timed loops. What is inside the timed region is the call under test and nothing else.
 //!
 //! - [`Sampler::sustained`]: back to back. The core's buffers are as full as in real streaming; the figure is time over
-//!   calls. Timed in buckets so that the loop can stop in time; nothing is done between two buckets.
+//!   calls. Timed in buckets so that the loop can stop in time; next to nothing is done between two buckets.
 //! - [`Sampler::single`]: one call per region, with an MFENCE before each region and outside it. Without that fence the
 //!   drain of the previous call's stores falls into this region or not, and the median flips between two values.
 
@@ -16,6 +16,8 @@ use crate::Result;
 const FLOOR: u64 = 20;
 /// Buckets a sustained loop is divided into.
 const BUCKETS: u64 = 100;
+/// Calls in the smallest bucket.
+const SMALLEST_BUCKET: u64 = 10;
 /// Warm-up ends after this many calls or this share of the cell's time, whichever is first.
 const WARM_UP_CALLS: u64 = 1000;
 const WARM_UP_SHARE: u32 = 10;
@@ -112,9 +114,9 @@ impl<'a> Sampler<'a> {
         let target = amount.calls();
         let bucket = bucket_size(amount, per_call);
         let mut tally = Tally::new(self.clock);
-        let begin = Instant::now();
-        let mut cpu = self.clock.stop().cpu;
-        while tally.calls < target && !self.is_over(amount, tally.calls, begin.elapsed()) {
+        let begin = self.clock.stop();
+        let mut last = begin;
+        while tally.calls < target && !self.is_over(amount, tally.calls, last.ticks.saturating_sub(begin.ticks)) {
             let calls = bucket.min(target - tally.calls);
             let mut outcome = Ok(());
             let start = self.clock.start();
@@ -126,10 +128,10 @@ impl<'a> Sampler<'a> {
             }
             let stop = self.clock.stop();
             outcome?;
-            if stop.cpu == cpu {
+            if stop.cpu == last.cpu {
                 tally.add(stop.ticks.saturating_sub(start), calls);
             }
-            cpu = stop.cpu;
+            last = stop;
         }
         Ok(tally.measured())
     }
@@ -148,38 +150,42 @@ impl<'a> Sampler<'a> {
     ) -> Result<Measured> {
         let target = amount.calls();
         let mut tally = Tally::new(self.clock);
-        let begin = Instant::now();
-        let mut cpu = self.clock.stop().cpu;
-        while tally.calls < target && !self.is_over(amount, tally.calls, begin.elapsed()) {
+        let begin = self.clock.stop();
+        let mut last = begin;
+        while tally.calls < target && !self.is_over(amount, tally.calls, last.ticks.saturating_sub(begin.ticks)) {
             prepare(subject);
             cpu::mfence();
             let start = self.clock.start();
             let outcome = op(subject);
             let stop = self.clock.stop();
             outcome?;
-            if stop.cpu == cpu {
+            if stop.cpu == last.cpu {
                 tally.add(stop.ticks.saturating_sub(start), 1);
             }
-            cpu = stop.cpu;
+            last = stop;
         }
         Ok(tally.measured())
     }
 
-    /// Whether a cell with `calls` calls behind it should make no more.
-    fn is_over(&mut self, amount: Amount, calls: u64, elapsed: Duration) -> bool {
+    /// Whether a cell that has made `calls` calls in `ticks` should make no more.
+    fn is_over(&mut self, amount: Amount, calls: u64, ticks: u64) -> bool {
         let Amount::UpTo(_, time) = amount else { return false };
-        if calls >= FLOOR {
-            return elapsed >= time;
+        if u128::from(self.clock.ps(ticks)) < time.as_nanos() * 1000 {
+            return false;
         }
-        let over = calls > 0 && elapsed >= time && Instant::now() >= self.deadline;
+        if calls >= FLOOR {
+            return true;
+        }
+        let over = calls > 0 && Instant::now() >= self.deadline;
         self.cut |= over;
         over
     }
 }
 
-/// Calls per bucket: a hundred buckets, unless so few calls fit into the time that a bucket would overrun it.
+/// Calls per bucket: a hundredth of all. Not fewer than [`SMALLEST_BUCKET`], for what drains between two buckets is not
+/// timed; but fewer where so few calls fit into the time that a bucket would overrun it, and draining is nothing to them.
 fn bucket_size(amount: Amount, per_call: Duration) -> u64 {
-    let even = (amount.calls() / BUCKETS).max(1);
+    let even = (amount.calls() / BUCKETS).max(SMALLEST_BUCKET);
     let Amount::UpTo(_, time) = amount else { return even };
     let fit = time.as_nanos() / u128::from(FLOOR) / per_call.as_nanos().max(1);
     even.min(u64::try_from(fit).unwrap_or(u64::MAX).max(1))
@@ -279,7 +285,7 @@ mod tests {
         assert_eq!(up_to(10_000, Duration::from_nanos(200)), 100);
         assert_eq!(up_to(10_000, MS), 3);
         assert_eq!(up_to(10_000, 1000 * MS), 1);
-        assert_eq!(up_to(100, Duration::ZERO), 1);
+        assert_eq!(up_to(100, Duration::ZERO), SMALLEST_BUCKET);
         assert_eq!(bucket_size(Amount::Exactly(10_000), 1000 * MS), 100);
     }
 

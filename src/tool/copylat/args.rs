@@ -252,14 +252,13 @@ impl Plan {
             }
         });
         let counts = counts.collect::<Vec<_>>().join(" or ");
-        let limit =
-            if is_timed { format!(", in {} ms unless that is less than 20", row.as_millis()) } else { String::new() };
+        let limit = if is_timed { format!(" in {} ms (20 at least)", row.as_millis()) } else { String::new() };
         let columns = if self.cold {
             "all one at a time, caches cold"
         } else {
             "sustained: back to back, time over calls; the others: one at a time"
         };
-        let verified = if self.verify { "data compared after each row" } else { "data NOT compared" };
+        let verified = if self.verify { "data compared" } else { "data NOT compared" };
         [format!("{counts}{limit}; {verified}"), columns.to_owned()]
     }
 }
@@ -367,15 +366,12 @@ mod tests {
     fn the_plan_in_words() {
         let row = Duration::from_millis(150);
         let [counts, columns] = plan("").unwrap().in_words(row);
-        assert_eq!(
-            counts,
-            "up to 10000 writes or up to 100 reads, in 150 ms unless that is less than 20; data compared after each row"
-        );
+        assert_eq!(counts, "up to 10000 writes or up to 100 reads in 150 ms (20 at least); data compared");
         assert!(columns.starts_with("sustained: back to back"));
         let [counts, columns] = plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(row);
         assert_eq!(counts, "exactly 5 writes or exactly 6 reads; data NOT compared");
         assert!(columns.contains("cold"));
         assert!(plan("-w 5 -r 0").unwrap().in_words(row)[0].starts_with("exactly 5 writes; "));
-        assert!(plan("-w 5").unwrap().in_words(row)[0].starts_with("exactly 5 writes or up to 100 reads, in 150 ms"));
+        assert!(plan("-w 5").unwrap().in_words(row)[0].starts_with("exactly 5 writes or up to 100 reads in 150 ms"));
     }
 }

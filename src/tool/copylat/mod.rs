@@ -66,7 +66,6 @@ fn run(args: &Args) -> Result<(), Failure> {
     let screen = Screen::new([&json, &csv].into_iter().flatten().any(Target::is_stdout));
 
     let rig = Rig::new(args, plan.buffer)?;
-    rig.notes.iter().for_each(|note| fail::say(TOOL, note));
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = pinned.map()?;
     let backend = rig.session.backend();

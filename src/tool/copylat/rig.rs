@@ -2,31 +2,29 @@
 
 use std::env;
 
+use super::TOOL;
 use super::args::{Args, WantedType};
 use crate::backend::{Allocator, BackendKind, MappingType, RmLevel};
 use crate::buffer::DeviceBuffer;
-use crate::error::{Error, ErrorKind, MemoryKind};
+use crate::error::{Error, ErrorKind};
 use crate::gpu::GpuInfo;
 use crate::session::{Session, SessionBuilder};
-use crate::tool::fail::Failure;
+use crate::tool::fail::{Failure, say};
 
-/// Session, GPU and buffer, and what the user should know about how they came about.
+/// Session, GPU and buffer. What the user should know about how they came about is said on standard error.
 #[derive(Debug)]
 pub(super) struct Rig {
     pub(super) session: Session,
     pub(super) gpu: GpuInfo,
     pub(super) buffer: DeviceBuffer,
-    /// One line each.
-    pub(super) notes: Vec<String>,
 }
 
 impl Rig {
     pub(super) fn new(args: &Args, bytes: usize) -> Result<Self, Failure> {
-        let mut notes = Vec::new();
-        let session = open(args, &mut notes)?;
+        let session = open(args)?;
         let gpu = gpu(&session, args.device)?;
-        let buffer = buffer(&session, args, bytes, &mut notes)?;
-        Ok(Self { session, gpu, buffer, notes })
+        let buffer = buffer(&session, args, bytes)?;
+        Ok(Self { session, gpu, buffer })
     }
 }
 
@@ -42,12 +40,11 @@ fn builder(args: &Args) -> SessionBuilder {
 }
 
 /// Opens the backend asked for or the best there is; without a GPU, emulated ones.
-fn open(args: &Args, notes: &mut Vec<String>) -> Result<Session, Failure> {
-    let opened = open_gpu(args, notes);
+fn open(args: &Args) -> Result<Session, Failure> {
     let chosen = args.backend.is_some() || is_set("GDRCOPY_BACKEND");
-    match opened {
+    match open_gpu(args) {
         Err(error) if !chosen && matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-            notes.push(format!("no GPU to measure, so an emulated one is used ({})", error.cause()));
+            say(TOOL, &format!("no GPU to measure, so an emulated one is used ({})", error.cause()));
             Ok(builder(args).backend(BackendKind::Emulated).open()?)
         }
         other => Ok(other?),
@@ -55,22 +52,15 @@ fn open(args: &Args, notes: &mut Vec<String>) -> Result<Session, Failure> {
 }
 
 /// Opens with the level that the memory needs: `cuMemAlloc` memory is mapped at level `ipc` only.
-fn open_gpu(args: &Args, notes: &mut Vec<String>) -> Result<Session, Error> {
-    // A level from the environment is the user's word, and so is memory that needs no more than the default.
+fn open_gpu(args: &Args) -> Result<Session, Error> {
+    // A level from the environment is the user's word, and other memory needs no more than the default.
     if is_set("GDRCOPY_RM") || matches!(args.allocator, Some(Allocator::Buffer | Allocator::CuMemCreate)) {
         return builder(args).open();
     }
-    let session = match builder(args).rm(RmLevel::Ipc).open() {
-        Err(refused) if args.allocator.is_none() => {
-            // Without the level there is still the library's own memory; if not even that, the first reason counts.
-            let Ok(session) = builder(args).open() else { return Err(refused) };
-            notes.push(format!("rm level 'ipc' was refused ({refused}); level 'vmm' is used"));
-            session
-        }
-        other => other?,
-    };
+    let session = builder(args).rm(RmLevel::Ipc).open()?;
+    // The administrator may have capped it.
     if session.rm_level() == Some(RmLevel::Ipc) {
-        notes.push("rm level 'ipc' is used, which maps cuMemAlloc memory; -a buffer does without".to_owned());
+        say(TOOL, "rm level 'ipc' is used, which maps cuMemAlloc memory; -a buffer does without");
     }
     Ok(session)
 }
@@ -94,13 +84,13 @@ pub(super) fn gpu(session: &Session, ordinal: usize) -> Result<GpuInfo, Failure>
 }
 
 /// Device memory that the session can pin: as asked for, or else `cuMemAlloc`, or else the library's own.
-fn buffer(session: &Session, args: &Args, bytes: usize, notes: &mut Vec<String>) -> Result<DeviceBuffer, Failure> {
+fn buffer(session: &Session, args: &Args, bytes: usize) -> Result<DeviceBuffer, Failure> {
     if let Some(how) = args.allocator {
         return Ok(pinnable(session, args.device, bytes, how)?);
     }
     match pinnable(session, args.device, bytes, Allocator::CuMemAlloc) {
         Err(error) if is_refusal(error.kind()) => {
-            notes.push(format!("cuMemAlloc memory cannot be pinned here ({}); -a buffer is used", error.cause()));
+            say(TOOL, &format!("cuMemAlloc memory cannot be pinned here ({}); -a buffer is used", error.cause()));
             Ok(pinnable(session, args.device, bytes, Allocator::Buffer)?)
         }
         other => Ok(other?),
@@ -117,7 +107,7 @@ fn pinnable(session: &Session, ordinal: usize, bytes: usize, how: Allocator) -> 
 fn is_refusal(kind: ErrorKind) -> bool {
     matches!(
         kind,
-        ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc)
+        ErrorKind::UnsupportedMemory(_)
             | ErrorKind::UnsupportedFeature(_)
             | ErrorKind::UnknownLayout
             | ErrorKind::PermissionDenied
