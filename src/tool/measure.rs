@@ -275,7 +275,8 @@ mod tests {
         let mut sampler = Sampler::new(&clock, Duration::ZERO);
         let mut calls = 0;
         let single = sampler.single(Amount::UpTo(10_000, MS), &mut (), |()| (), op_on(&mut calls, 2 * MS)).unwrap();
-        assert_eq!((single.calls, calls), (1, 1));
+        assert_eq!(single.calls, 1);
+        assert!((1..10).contains(&calls), "{calls}");
         assert!(sampler.was_cut());
     }
 

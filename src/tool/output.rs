@@ -108,20 +108,20 @@ fn draft_of(path: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct Screen {
     to_stderr: bool,
+    is_optional: bool,
 }
 
 impl Screen {
-    /// Standard error if `to_stderr`, else standard output.
-    #[must_use]
-    pub fn new(to_stderr: bool) -> Self {
-        Self { to_stderr }
+    /// The stream for a run that makes these reports.
+    pub fn beside<'a>(reports: impl Iterator<Item = &'a Target> + Clone) -> Self {
+        Self { to_stderr: reports.clone().any(Target::is_stdout), is_optional: reports.count() > 0 }
     }
 
     /// Prints one line at once.
     ///
     /// # Errors
     ///
-    /// The stream cannot be written.
+    /// The stream cannot be written. That its reader is gone is none as long as there is a report to make.
     pub fn line(&self, line: &str) -> Result<(), Failure> {
         let line = format!("{line}\n");
         if self.to_stderr {
@@ -130,9 +130,10 @@ impl Screen {
             return Ok(());
         }
         let mut out = io::stdout().lock();
-        out.write_all(line.as_bytes())
-            .and_then(|()| out.flush())
-            .map_err(|error| Failure::write("standard output", &error))
+        match out.write_all(line.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe && self.is_optional => Ok(()),
+            other => other.map_err(|error| Failure::write("standard output", &error)),
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use memmap2::MmapMut;
+
 use super::args::Plan;
 use super::method::Method;
 use crate::buffer::DeviceBuffer;
@@ -25,6 +27,15 @@ pub(super) fn arena_bytes(largest: usize) -> usize {
     DATA_AT + largest + GUARD
 }
 
+/// Page-aligned host memory, present and private.
+pub(super) fn host_memory(bytes: usize) -> Result<MmapMut, Failure> {
+    let mut memory = MmapMut::map_anon(bytes).map_err(|error| {
+        Failure::run(format!("no host memory for copies of that size ({error}); name smaller --sizes"))
+    })?;
+    memory.fill(0);
+    Ok(memory)
+}
+
 /// Measures cells one after the other.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
@@ -32,8 +43,8 @@ pub(super) struct Bench<'a> {
     buffer: &'a DeviceBuffer,
     pub(super) sampler: Sampler<'a>,
     /// What a stretch of memory should hold: guard, data, guard.
-    expected: Vec<u8>,
-    scratch: Vec<u8>,
+    expected: MmapMut,
+    scratch: MmapMut,
 }
 
 /// Offset and size of the copies of one cell, and how long each of its loops may take.
@@ -45,9 +56,9 @@ pub(super) struct Cell {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(plan: &'a Plan, buffer: &'a DeviceBuffer, sampler: Sampler<'a>) -> Self {
-        let len = plan.largest() + 2 * GUARD;
-        Self { plan, buffer, sampler, expected: vec![0; len], scratch: vec![0; len] }
+    pub(super) fn new(plan: &'a Plan, buffer: &'a DeviceBuffer, sampler: Sampler<'a>) -> Result<Self, Failure> {
+        let len = if plan.verify { plan.largest() + 2 * GUARD } else { 1 };
+        Ok(Self { plan, buffer, sampler, expected: host_memory(len)?, scratch: host_memory(len)? })
     }
 
     /// Times and compares one cell. `arena` is host memory of [`arena_bytes`], page aligned.
@@ -177,7 +188,7 @@ mod tests {
     use super::super::method::{Bar1, CudaMemcpy};
     use super::*;
     use crate::backend::BackendKind;
-    use crate::error::Result;
+    use crate::error::Result as LibraryResult;
     use crate::session::Session;
     use crate::tool::clock::Clock;
 
@@ -207,7 +218,7 @@ mod tests {
             "a copy with a fault"
         }
 
-        fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        fn write(&self, offset: usize, from: &[u8]) -> LibraryResult<()> {
             let mut bytes = from.to_vec();
             match self.1 {
                 Fault::None => self.0.upload(offset, from),
@@ -228,7 +239,7 @@ mod tests {
             }
         }
 
-        fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        fn read(&self, offset: usize, to: &mut [u8]) -> LibraryResult<()> {
             let last = to.len() - 1;
             match self.1 {
                 Fault::Short => return self.0.download(offset, &mut to[..last]),
@@ -241,7 +252,7 @@ mod tests {
             Ok(())
         }
 
-        fn settle(&self) -> Result<()> {
+        fn settle(&self) -> LibraryResult<()> {
             Ok(())
         }
     }
@@ -253,7 +264,7 @@ mod tests {
         let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
         let buffer = session.alloc(plan.buffer).unwrap();
         let clock = Clock::calibrate();
-        let mut bench = Bench::new(&plan, &buffer, Sampler::new(&clock, Duration::from_secs(1)));
+        let mut bench = Bench::new(&plan, &buffer, Sampler::new(&clock, Duration::from_secs(1))).unwrap();
         let mut arena = vec![0; arena_bytes(plan.largest())];
         let cell = Cell { offset: 1000, bytes: 100, time: Duration::ZERO };
         bench.cell(&Faulty(&buffer, fault), direction, cell, &mut arena).map_err(|failure| failure.to_string())

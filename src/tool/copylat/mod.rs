@@ -4,14 +4,14 @@
 //! [`method`], [`verdict`] says what it amounts to. Here they are put in order.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use memmap2::MmapMut;
 
 use self::args::{Args, Plan};
-use self::cell::{Bench, Cell, arena_bytes};
+use self::cell::{Bench, Cell, arena_bytes, host_memory};
 use self::method::{Bar1, CudaMemcpy, Method};
 use self::rig::Rig;
 use super::clock::Clock;
@@ -60,10 +60,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(args)?;
-    let targets = [&args.json, &args.csv].map(|path| path.as_deref().map(Target::open).transpose());
-    let [json, csv] = targets;
-    let (json, csv) = (json?, csv?);
-    let screen = Screen::new([&json, &csv].into_iter().flatten().any(Target::is_stdout));
+    let open = |path: &Option<PathBuf>| path.as_deref().map(Target::open).transpose();
+    let (json, csv) = (open(&args.json)?, open(&args.csv)?);
+    let screen = Screen::beside(json.iter().chain(&csv));
 
     let rig = Rig::new(args, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -77,21 +76,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     let clock = Clock::calibrate();
     wake_up(&mapping)?;
     note_gpu(&mut host, &rig, args.device, &clock)?;
+    let mut report = empty_report(host, &mapping, backend, &clock);
 
-    let mut report = Report {
-        schema: SCHEMA,
-        tool: TOOL,
-        version: env!("CARGO_PKG_VERSION"),
-        backend: backend.to_string(),
-        host,
-        mapping: MappingReport {
-            memory_type: mapping.mapping_type().to_string(),
-            bytes: u64_of(mapping.len()),
-            routine: mapping.routine().name().to_owned(),
-        },
-        timer_overhead_ns: nanoseconds(clock.overhead_ps()),
-        results: Vec::new(),
-    };
     let with_cuda = plan.cuda && backend != BackendKind::Emulated;
     if plan.cuda && !with_cuda {
         fail::say(TOOL, "-c is passed over: an emulated GPU has no cuMemcpy to compare with");
@@ -107,7 +93,7 @@ fn run(args: &Args) -> Result<(), Failure> {
 
     let mut series =
         Series { plan: &plan, screen: &screen, rows_left: rows, is_emulated: backend == BackendKind::Emulated };
-    let mut bench = Bench::new(&plan, &rig.buffer, Sampler::new(&clock, RUN));
+    let mut bench = Bench::new(&plan, &rig.buffer, Sampler::new(&clock, RUN))?;
     let mut arena = host_memory(arena_bytes(plan.largest()))?;
     let mut locked = with_cuda.then(|| PinnedHost::new(args.device, arena_bytes(plan.largest()))).transpose()?;
     for direction in plan.directions() {
@@ -129,6 +115,23 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     mapping.unmap()?;
     Ok(())
+}
+
+fn empty_report(host: Host, mapping: &Mapping<'_>, backend: BackendKind, clock: &Clock) -> Report {
+    Report {
+        schema: SCHEMA,
+        tool: TOOL,
+        version: env!("CARGO_PKG_VERSION"),
+        backend: backend.to_string(),
+        host,
+        mapping: MappingReport {
+            memory_type: mapping.mapping_type().to_string(),
+            bytes: u64_of(mapping.len()),
+            routine: mapping.routine().name().to_owned(),
+        },
+        timer_overhead_ns: nanoseconds(clock.overhead_ps()),
+        results: Vec::new(),
+    }
 }
 
 /// The tables of one run.
@@ -165,15 +168,6 @@ impl Series<'_> {
         }
         Ok(all)
     }
-}
-
-/// Page-aligned host memory, present and private.
-fn host_memory(bytes: usize) -> Result<MmapMut, Failure> {
-    let mut memory = MmapMut::map_anon(bytes).map_err(|error| {
-        Failure::run(format!("no host memory for copies of that size ({error}); name smaller --sizes"))
-    })?;
-    memory.fill(0);
-    Ok(memory)
 }
 
 /// Keeps this thread on the CPU asked for, or on one next to the GPU.
