@@ -122,11 +122,8 @@ pub fn mfence() {
 
 /// Puts every line of `bytes` out of all caches.
 pub fn flush_lines(bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
-        flush_line(&line[0]);
-        // The slice need not start on a line: the chunk's last byte may lie on the next one.
-        flush_line(&line[line.len() - 1]);
-    }
+    // The slice need not start on a line: its last byte may lie on one more than the steps reach.
+    bytes.iter().step_by(LINE).chain(bytes.last()).for_each(flush_line);
     mfence();
 }
 

@@ -226,7 +226,12 @@ impl Plan {
             .filter_map(|(direction, wanted)| wanted.then_some(direction))
     }
 
-    /// How many copies to make in one of a cell's two loops, each of which may take `time`.
+    /// How many loops a cell is made of: sustained and single, or single alone.
+    pub(super) fn loops(&self) -> u32 {
+        if self.cold { 1 } else { 2 }
+    }
+
+    /// How many copies to make in one of a cell's loops, which may take `time`.
     pub(super) fn amount(&self, direction: Direction, time: Duration) -> Amount {
         let (exact, usual) = match direction {
             Direction::HostToDevice => (self.writes, DEFAULT_WRITES),

@@ -1,7 +1,7 @@
 //! `gdrcopy_copylat`: how long a copy takes, by size, direction and method.
 //!
-//! [`args`] turns the command line into a plan, [`rig`] sets up what is measured, [`cell`] measures one row by one
-//! [`method`], [`verdict`] says what it amounts to. Here they are put in order.
+//! `args` turns the command line into a plan, `rig` sets up what is measured, `cell` measures one row by one
+//! `method`, `verdict` says what it amounts to. Here they are put in order.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ mod verdict;
 const TOOL: &str = "gdrcopy_copylat";
 const BANNER: &str = "*** EMULATED GPU: host memory stands in for it. These figures say nothing about a GPU. ***";
 
-/// Time for one row, half for each of its loops.
+/// Time for one row, shared by its loops.
 const ROW: Duration = Duration::from_millis(150);
 /// Time for all rows together.
 const RUN: Duration = Duration::from_secs(25);
@@ -160,7 +160,7 @@ impl Series<'_> {
         table.titles().iter().try_for_each(|line| self.screen.line(line))?;
         let mut all = Vec::with_capacity(2 * self.plan.places.len());
         for &(offset, bytes) in &self.plan.places {
-            let time = ROW.min(bench.sampler.share(self.rows_left)) / 2;
+            let time = ROW.min(bench.sampler.share(self.rows_left)) / self.plan.loops();
             let entries = bench.cell(method, direction, Cell { offset, bytes, time }, arena)?;
             self.rows_left -= 1;
             self.screen.line(&table.row(&entries))?;
