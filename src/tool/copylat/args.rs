@@ -257,7 +257,7 @@ impl Plan {
             }
         });
         let counts = counts.collect::<Vec<_>>().join(" or ");
-        let limit = if is_timed { format!(" in {} ms (20 at least)", row.as_millis()) } else { String::new() };
+        let limit = if is_timed { format!(" in {} (20 at least)", time_in_words(row)) } else { String::new() };
         let columns = if self.cold {
             "all one at a time, caches cold"
         } else {
@@ -265,6 +265,13 @@ impl Plan {
         };
         let verified = if self.verify { "data compared" } else { "data NOT compared" };
         [format!("{counts}{limit}; {verified}"), columns.to_owned()]
+    }
+}
+
+fn time_in_words(time: Duration) -> String {
+    match time.as_micros() {
+        us if us < 10_000 => format!("{us} us"),
+        _ => format!("{} ms", time.as_millis()),
     }
 }
 
@@ -373,6 +380,7 @@ mod tests {
         let [counts, columns] = plan("").unwrap().in_words(row);
         assert_eq!(counts, "up to 10000 writes or up to 100 reads in 150 ms (20 at least); data compared");
         assert!(columns.starts_with("sustained: back to back"));
+        assert!(plan("").unwrap().in_words(row / 200)[0].contains("in 750 us (20 at least)"));
         let [counts, columns] = plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(row);
         assert_eq!(counts, "exactly 5 writes or exactly 6 reads; data NOT compared");
         assert!(columns.contains("cold"));
