@@ -16,6 +16,8 @@ pub(crate) type Handle = *mut c_void;
 
 /// `CUDA_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(crate) const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_NOT_READY`: an event that has not happened yet.
 pub(crate) const NOT_READY: c_int = 600;
 
@@ -106,7 +108,6 @@ calls! {
     context_device = "cuCtxGetDevice"(device: *mut c_int);
     flush_rdma_writes = "cuFlushGPUDirectRDMAWrites"(target: c_int, scope: c_int);
     pointer_attributes = "cuPointerGetAttributes"(count: c_uint, which: *mut c_int, data: *mut *mut c_void, pointer: u64);
-    address_range = "cuMemGetAddressRange_v2"(base: *mut u64, bytes: *mut usize, pointer: u64);
     ipc_handle = "cuIpcGetMemHandle"(handle: *mut [u32; 16], pointer: u64);
     mem_alloc = "cuMemAlloc_v2"(pointer: *mut u64, bytes: usize);
     mem_free = "cuMemFree_v2"(pointer: u64);

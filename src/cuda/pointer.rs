@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::context::{Device, Entered};
-use super::driver::{Driver, Handle, SUCCESS};
+use super::driver::{Driver, Handle, INVALID_VALUE, SUCCESS};
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
@@ -14,7 +14,10 @@ const MEMORY_TYPE: c_int = 2;
 const BUFFER_ID: c_int = 7;
 const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
-const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+const RANGE_START: c_int = 11;
+const RANGE_BYTES: c_int = 12;
+const MAPPING_BYTES: c_int = 18;
+const MAPPING_BASE: c_int = 19;
 const MEMPOOL_HANDLE: c_int = 17;
 
 /// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
@@ -29,7 +32,8 @@ struct Attributes {
     buffer_id: u64,
     managed: u32,
     ordinal: c_int,
-    legacy_ipc: u32,
+    range: (u64, usize),
+    mapping: (u64, usize),
     pool: Handle,
 }
 
@@ -40,24 +44,45 @@ fn attributes(driver: &Driver, addr: GpuAddr) -> Result<Attributes> {
         buffer_id: 0,
         managed: 0,
         ordinal: -1,
-        legacy_ipc: 0,
+        range: (0, 0),
+        mapping: (0, 0),
         pool: std::ptr::null_mut(),
     };
-    let mut which =
-        [CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE];
-    let mut into: [*mut c_void; 7] = [
+    let mut which = [
+        CONTEXT,
+        MEMORY_TYPE,
+        BUFFER_ID,
+        IS_MANAGED,
+        DEVICE_ORDINAL,
+        MEMPOOL_HANDLE,
+        RANGE_START,
+        RANGE_BYTES,
+        MAPPING_BASE,
+        MAPPING_BYTES,
+    ];
+    let mut into: [*mut c_void; 10] = [
         (&raw mut found.context).cast(),
         (&raw mut found.memory_type).cast(),
         (&raw mut found.buffer_id).cast(),
         (&raw mut found.managed).cast(),
         (&raw mut found.ordinal).cast(),
-        (&raw mut found.legacy_ipc).cast(),
         (&raw mut found.pool).cast(),
+        (&raw mut found.range.0).cast(),
+        (&raw mut found.range.1).cast(),
+        (&raw mut found.mapping.0).cast(),
+        (&raw mut found.mapping.1).cast(),
     ];
     // SAFETY: as many attributes as places, each place of the size its attribute has; all outlive the call.
-    let code = unsafe { driver.pointer_attributes(7, which.as_mut_ptr(), into.as_mut_ptr(), addr.raw()) };
+    let code = unsafe { driver.pointer_attributes(10, which.as_mut_ptr(), into.as_mut_ptr(), addr.raw()) };
     driver.check("pin", "cuPointerGetAttributes", code)?;
     Ok(found)
+}
+
+/// A span of device addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) base: GpuAddr,
+    pub(crate) bytes: usize,
 }
 
 /// The allocation, or the mapping of one, around a device pointer.
@@ -65,11 +90,11 @@ fn attributes(driver: &Driver, addr: GpuAddr) -> Result<Attributes> {
 pub(crate) struct Block {
     pub(crate) base: GpuAddr,
     pub(crate) bytes: usize,
+    /// What is mapped at one go around it: the memory object, to a page of the GPU's.
+    pub(crate) mapping: Extent,
     /// Unique over the life of the process; another after free and allocation at the same address.
     pub(crate) id: u64,
     pub(crate) ordinal: usize,
-    /// `cudaMalloc` memory, rather than `cuMemCreate` memory mapped at an address.
-    pub(crate) legacy: bool,
     context: ContextHandle,
 }
 
@@ -124,18 +149,26 @@ impl Block {
                 "allocate with Session::alloc and lend it to kernels, or use cudaMalloc",
             ));
         }
-        let (mut base, mut bytes) = (0, 0);
-        // SAFETY: both places outlive the call.
-        let code = unsafe { driver.address_range(&mut base, &mut bytes, addr.raw()) };
-        driver.check("pin", "cuMemGetAddressRange", code)?;
-        Ok(Self {
-            base: GpuAddr::new(base),
-            bytes,
+        let block = Self {
+            base: GpuAddr::new(attributes.range.0),
+            bytes: attributes.range.1,
+            mapping: Extent { base: GpuAddr::new(attributes.mapping.0), bytes: attributes.mapping.1 },
             id: attributes.buffer_id,
             ordinal: usize::try_from(attributes.ordinal).unwrap_or(0),
-            legacy: attributes.legacy_ipc != 0,
             context: ContextHandle(attributes.context),
-        })
+        };
+        if addr < block.base || addr.raw() >= block.end() {
+            return Err(Error::new("pin", ErrorKind::Stale, format!("CUDA states no range around {addr}"))
+                .remedy("keep the allocation alive while it is pinned"));
+        }
+        Ok(block)
+    }
+
+    /// The `cuMemCreate` mapping around the pointer, where that is what it leads to.
+    pub(crate) fn vmm(mut self) -> Self {
+        // The range of such memory may be a whole reservation; what one handle backs is the mapping.
+        (self.base, self.bytes) = (self.mapping.base, self.mapping.bytes);
+        self
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -170,10 +203,18 @@ impl Block {
         let mut words = [0; 16];
         // SAFETY: CUipcMemHandle is 64 bytes; the pointer was a live allocation's, a dead one is an error code.
         let code = unsafe { driver.ipc_handle(&mut words, self.base.raw()) };
-        if code == SUCCESS {
-            return Ok(words);
+        match code {
+            SUCCESS => Ok(words),
+            // Managed and pool memory were refused before, so what CUDA will not share is not ours to share.
+            INVALID_VALUE => Err(refuse(
+                self.base,
+                MemoryKind::Foreign,
+                "memory that another process allocated (cudaIpcOpenMemHandle), or that CUDA does not share",
+                "pin it in the process that allocated it, or allocate with Session::alloc",
+            )
+            .cuda(code)),
+            _ => Err(driver.error("pin", "cuIpcGetMemHandle", code).remedy("allocate with Session::alloc instead")),
         }
-        Err(driver.error("pin", "cuIpcGetMemHandle", code).remedy("allocate with Session::alloc instead"))
     }
 }
 

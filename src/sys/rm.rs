@@ -99,8 +99,8 @@ pub(crate) const STATUS_NO_PERMISSION: u32 = 0x1b;
 pub(crate) const STATUS_NO_MEMORY: u32 = 0x51;
 pub(crate) const STATUS_NO_RESOURCES: u32 = 0x1a;
 /// `NV_ERR_INVALID_PARAMETER`, `NV_ERR_OUT_OF_RANGE`: past the last object of an export.
-pub(crate) const STATUS_INVALID_PARAMETER: u32 = 0x3d;
-pub(crate) const STATUS_OUT_OF_RANGE: u32 = 0x59;
+pub(crate) const STATUS_INVALID_PARAMETER: u32 = 0x3b;
+pub(crate) const STATUS_OUT_OF_RANGE: u32 = 0x5b;
 
 impl RmFailure {
     #[cold]
@@ -255,9 +255,8 @@ impl Client {
     pub(crate) fn device_instance(&self, pci: PciAddress) -> Rm<Option<u32>> {
         let mut attached = [NO_ID; 32];
         self.control(self.root, CONTROL_ATTACHED_IDS, &mut attached)?;
-        let mut probed = [NO_ID; 32];
-        self.control(self.root, CONTROL_PROBED_IDS, &mut probed)?;
-        for id in attached.into_iter().chain(probed).filter(|id| *id != NO_ID) {
+        let known = attached.into_iter().chain(self.probed_ids()).filter(|id| *id != NO_ID);
+        for id in known {
             let mut info = PciInfo { id, domain: 0, bus: 0, slot: 0 };
             if self.control(self.root, CONTROL_PCI_INFO, &mut info).is_err() {
                 continue;
@@ -276,6 +275,19 @@ impl Client {
             return Ok(Some(details.device));
         }
         Ok(None)
+    }
+
+    /// Ids of all GPUs of the machine. The structure grew: two lists of 32 up to branch 580, three in later ones.
+    fn probed_ids(&self) -> Vec<u32> {
+        let mut short = [NO_ID; 64];
+        if self.control(self.root, CONTROL_PROBED_IDS, &mut short).is_ok() {
+            return short[..32].to_vec();
+        }
+        let mut long = [NO_ID; 96];
+        if self.control(self.root, CONTROL_PROBED_IDS, &mut long).is_ok() {
+            return long[..32].to_vec();
+        }
+        Vec::new()
     }
 
     /// A device object and its subdevice.

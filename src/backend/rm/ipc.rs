@@ -4,7 +4,9 @@
 //! process id, the size, the object's page count, the block's offset in its object, and the pair of numbers under which
 //! the object can be duplicated; whatever survives must show, in both directions, the bytes of every scratch block.
 //! [`secure`] then treats each handle as untrusted: everything that can be checked is, before and after the object is
-//! taken. All of it runs against [`World`], so that tests can lie to it.
+//! taken. Two of the checks do not rest on the handle at all: where CUDA says that the object around the block starts
+//! and ends (documented pointer attributes), and how large the resource manager says that the object is. All of it runs
+//! against [`World`], so that tests can lie to it.
 
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::range::GpuAddr;
@@ -13,8 +15,6 @@ use crate::sys::rm::RmFailure;
 
 use super::node::explain;
 
-/// Blocks of the same 2 MiB frame may share an object.
-const FRAME: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 
 /// Everything that tells one block from another at a moment.
@@ -23,6 +23,9 @@ pub(super) struct Identity {
     pub(super) words: [u32; 16],
     pub(super) base: GpuAddr,
     pub(super) bytes: u64,
+    /// What CUDA states (`CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR`, `_SIZE`) of the object around the block.
+    pub(super) object_base: GpuAddr,
+    pub(super) object_bytes: u64,
     /// CUDA's allocation id, another after free and allocation at the same address.
     pub(super) id: u64,
 }
@@ -81,8 +84,6 @@ pub(super) struct Layout {
     offset: Field,
     client: Field,
     object: Field,
-    /// Every block's address less its offset is a multiple of this.
-    frame: u64,
 }
 
 fn wide(words: &[u32; 16], low: usize) -> Option<u64> {
@@ -97,10 +98,9 @@ fn unknown(cause: &'static str) -> Error {
 
 /// Finds the layout with scratch blocks of different sizes, some of which share an object.
 pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout> {
-    let frame_of = |sample: &Identity| sample.base.raw() / FRAME;
     let pairs = || samples.iter().enumerate().flat_map(|(n, a)| samples[n + 1..].iter().map(move |b| (a, b)));
-    let sharing = pairs().any(|(a, b)| frame_of(a) == frame_of(b));
-    let apart = pairs().any(|(a, b)| frame_of(a) != frame_of(b));
+    let sharing = pairs().any(|(a, b)| a.object_base == b.object_base);
+    let apart = pairs().any(|(a, b)| a.object_base != b.object_base);
     if !(sharing && apart) {
         return Err(unknown("scratch blocks do not lie as expected, so that handles cannot be told apart"));
     }
@@ -117,45 +117,39 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
         return Err(unknown("no word of a memory handle holds the block's size"));
     }
     let clients = Field::find(|i| samples[0].words[i] != 0 && every(&|sample| sample.words[i] == samples[0].words[i]));
-    let objects = Field::find(|i| pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (frame_of(a) == frame_of(b))));
-    let start = |sample: &Identity, i: usize| sample.base.raw().checked_sub(u64::from(sample.words[i]));
-    let offsets = Field::find(|i| {
-        every(&|sample| start(sample, i).is_some_and(|start| start % PAGE == 0))
-            && pairs().all(|(a, b)| (start(a, i) == start(b, i)) == (frame_of(a) == frame_of(b)))
+    let objects = Field::find(|i| pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (a.object_base == b.object_base)));
+    let offsets = Field::find(|i| every(&|sample| u64::from(sample.words[i]) == inside(sample)));
+    let pages = Field::find(|i| {
+        every(&|sample| {
+            let bytes = u64::from(sample.words[i]) * PAGE;
+            inside(sample).checked_add(sample.bytes).is_some_and(|end| end <= bytes) && bytes <= sample.object_bytes
+        })
     });
+    if offsets.0.is_empty() || pages.0.is_empty() {
+        return Err(unknown("no word of a memory handle holds the block's place in its object, or the object's size"));
+    }
     let mut found: Option<Layout> = None;
     for &client in &clients.0 {
         for &object in &objects.0 {
             let taken: std::result::Result<Vec<_>, _> =
                 samples.iter().map(|sample| world.duplicate(sample.words[client], sample.words[object])).collect();
             let Ok(taken) = taken else { continue };
-            let sizes: Vec<u64> = taken.iter().map(|object| world.object_bytes(object)).collect();
-            let pages = Field::find(|i| {
-                samples.iter().zip(&sizes).all(|(sample, bytes)| u64::from(sample.words[i]) * PAGE == *bytes)
-            });
-            let mut offset = Field(Vec::new());
-            for &i in &offsets.0 {
-                let mut proven = true;
-                for ((sample, object), bytes) in samples.iter().zip(&taken).zip(&sizes) {
-                    let at = u64::from(sample.words[i]);
-                    proven &= at.checked_add(sample.bytes).is_some_and(|end| end <= *bytes)
-                        && world.proves(object, at, sample)?;
-                }
-                if proven {
-                    offset.0.push(i);
-                }
+            let mut proven = true;
+            for (sample, object) in samples.iter().zip(&taken) {
+                proven = proven
+                    && world.object_bytes(object) == sample.object_bytes
+                    && world.proves(object, inside(sample), sample)?;
             }
-            let Some(&first) = offset.0.first().filter(|_| !pages.0.is_empty()) else { continue };
-            let bits = samples.iter().filter_map(|sample| start(sample, first)).fold(FRAME, |bits, start| bits | start);
-            let frame = 1 << bits.trailing_zeros();
+            if !proven {
+                continue;
+            }
             let layout = Layout {
                 pid: pid.clone(),
                 size: size.clone(),
-                pages,
-                offset,
+                pages: pages.clone(),
+                offset: offsets.clone(),
                 client: Field(vec![client]),
                 object: Field(vec![object]),
-                frame,
             };
             match &mut found {
                 None => found = Some(layout),
@@ -189,7 +183,6 @@ struct Claim {
     client: u32,
     object: u32,
     offset: u64,
-    object_bytes: u64,
 }
 
 impl Layout {
@@ -213,14 +206,14 @@ impl Layout {
         let Some(((client, object), offset, pages)) = read() else {
             return Err(refuse("the memory handle contradicts itself"));
         };
-        let (offset, object_bytes) = (u64::from(offset), u64::from(pages) * PAGE);
-        if offset.checked_add(block.bytes).is_none_or(|end| end > object_bytes) {
+        let (offset, stated) = (u64::from(offset), u64::from(pages) * PAGE);
+        if offset.checked_add(block.bytes).is_none_or(|end| end > stated) || stated > block.object_bytes {
             return Err(refuse("the memory handle places the allocation past the end of its object"));
         }
-        if block.base.raw().checked_sub(offset).is_none_or(|start| start % self.frame != 0) {
+        if offset != inside(block) {
             return Err(refuse("the memory handle's offset does not fit the allocation's address"));
         }
-        Ok(Claim { client, object, offset, object_bytes })
+        Ok(Claim { client, object, offset })
     }
 }
 
@@ -244,11 +237,11 @@ pub(super) fn secure<W: World>(world: &W, layout: &Layout, addr: GpuAddr) -> Res
         let object = world
             .duplicate(claim.client, claim.object)
             .map_err(|failure| explain(failure, "share CUDA's memory object"))?;
-        if world.object_bytes(&object) != claim.object_bytes {
+        if world.object_bytes(&object) != block.object_bytes {
             return Err(Error::new(
                 "pin",
                 ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
-                "the memory handle states another object size than the resource manager",
+                "the memory handle leads to an object of another size than CUDA states",
             )
             .remedy("allocate with Session::alloc instead"));
         }
@@ -279,9 +272,9 @@ pub(super) fn changed(addr: GpuAddr) -> Error {
         .remedy("keep the allocation alive while it is pinned, and pin the new one")
 }
 
-/// Bytes from the block's start to `addr`.
-pub(super) fn inside(block: &Identity, addr: GpuAddr) -> u64 {
-    addr.offset_from(block.base).map_or(0, u64_of)
+/// Bytes from the object's start to the block; past any object where CUDA states nonsense.
+fn inside(block: &Identity) -> u64 {
+    block.base.offset_from(block.object_base).map_or(u64::MAX, u64_of)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ mod policy;
 mod prove;
 mod view;
 
-use ipc::{Identity, World, changed, inside, secure};
+use ipc::{Identity, World, changed, secure};
 use node::{Held, Manager};
 use prove::{Live, Prover};
 
@@ -137,6 +137,7 @@ impl Backend for Rm {
         let device = Device::new(driver, block.ordinal)?;
         refuse_partitions(&device)?;
         let exportable = VmmHandle::behind(driver, span.addr);
+        let block = if exportable.is_some() { block.vmm() } else { block };
         if exportable.is_none() {
             if self.level < RmLevel::Ipc {
                 return Err(self.refuse_legacy(span.addr));
@@ -149,12 +150,12 @@ impl Backend for Rm {
             Some(first) => {
                 prover.prove_vmm(&self.manager, &node)?;
                 let held = import_all(&self.manager, &node, driver, span, block, first)?;
-                (held, inside_block(&block, span.addr), Kind::Vmm(block))
+                (held, distance(block.base, span.addr), Kind::Vmm(block))
             }
             None => {
                 let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
                 let secured = secure(&world, &*world.layout()?, span.addr)?;
-                let offset = secured.offset + inside(&secured.block, span.addr);
+                let offset = secured.offset + distance(secured.block.base, span.addr);
                 (secured.object, offset, Kind::Ipc(secured.block, prover))
             }
         };
@@ -183,8 +184,9 @@ impl Backend for Rm {
     }
 }
 
-fn inside_block(block: &Block, addr: GpuAddr) -> u64 {
-    addr.offset_from(block.base).map_or(0, u64_of)
+/// Bytes from `base` to `addr`, which lies in what starts at `base`.
+fn distance(base: GpuAddr, addr: GpuAddr) -> u64 {
+    addr.raw() - base.raw()
 }
 
 /// Imports the memory behind every mapping that `span` covers, in order.
@@ -206,7 +208,7 @@ fn import_all(
         // The next mapping follows this one's memory only if this one shows all of it.
         let whole = added == u64_of(block.bytes);
         let next = GpuAddr::new(block.end());
-        let following = Block::of(driver, next).ok().filter(|next| whole && next.ordinal == block.ordinal);
+        let following = Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
         let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
         match found {
             Some(found) => (block, handle) = found,
@@ -243,7 +245,7 @@ impl RmPin {
         let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
         match &self.kind {
             Kind::Vmm(block) => match Block::of(device.driver, self.span.addr) {
-                Ok(now) => Ok(now == *block),
+                Ok(now) => Ok(now.vmm() == *block),
                 Err(error) if gone(&error) => Ok(false),
                 Err(error) => Err(error),
             },

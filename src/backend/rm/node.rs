@@ -63,13 +63,13 @@ impl Manager {
         }
         let path = device_path(pci)?;
         let file = DeviceFile::open(&path)?;
-        let open = |failure: RmFailure| failure.error("open GPU", "open the GPU");
-        file.register(self.client.control_file()).map_err(open)?;
-        let instance = self.client.device_instance(pci).map_err(open)?.ok_or_else(|| {
+        let failed = |what: &'static str| move |failure: RmFailure| failure.error("open GPU", what);
+        file.register(self.client.control_file()).map_err(failed("register the device file"))?;
+        let instance = self.client.device_instance(pci).map_err(failed("look the GPU up"))?.ok_or_else(|| {
             Error::new("open GPU", ErrorKind::NoDevice, format!("the driver does not list a GPU at {pci}"))
                 .remedy("check nvidia-smi")
         })?;
-        let device = self.client.open_device(instance).map_err(open)?;
+        let device = self.client.open_device(instance).map_err(failed("open the GPU"))?;
         let node = Arc::new(Node { pci, device, path, _file: file });
         nodes.insert(pci, Arc::clone(&node));
         Ok(node)
@@ -131,7 +131,7 @@ impl Held {
                     added += self.push(object).map_err(|failure| failure.error("pin", "state an object's size"))?;
                 }
                 Ok(Imported::Nothing) => break,
-                Err(RmFailure::Status(STATUS_INVALID_PARAMETER | STATUS_OUT_OF_RANGE)) if index > 0 => break,
+                Err(RmFailure::Status(STATUS_INVALID_PARAMETER | STATUS_OUT_OF_RANGE)) => break,
                 Ok(Imported::Other) => {
                     return Err(Error::new(
                         "pin",

@@ -215,7 +215,14 @@ impl World for Live<'_> {
         let block = Block::of(self.driver, addr)?;
         let _context = block.enter(&self.prover.primary.device)?;
         let words = block.ipc_words(self.driver)?;
-        Ok(Identity { words, base: block.base, bytes: u64_of(block.bytes), id: block.id })
+        Ok(Identity {
+            words,
+            base: block.base,
+            bytes: u64_of(block.bytes),
+            object_base: block.mapping.base,
+            object_bytes: u64_of(block.mapping.bytes),
+            id: block.id,
+        })
     }
 
     fn duplicate(&self, client: u32, object: u32) -> std::result::Result<Held, RmFailure> {
