@@ -208,7 +208,8 @@ fn import_all(
         // The next mapping follows this one's memory only if this one shows all of it.
         let whole = added == u64_of(block.bytes);
         let next = GpuAddr::new(block.end());
-        let following = Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
+        let following =
+            Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
         let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
         match found {
             Some(found) => (block, handle) = found,
