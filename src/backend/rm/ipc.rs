@@ -6,11 +6,14 @@
 //! [`secure`] then treats each handle as untrusted: everything that can be checked is, before and after the object is
 //! taken. All of it runs against [`World`], so that tests can lie to it.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
-use crate::range::GpuAddr;
+use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
 use crate::sys::rm::RmFailure;
 
+use super::atlas::{Atlas, Place, Witness};
 use super::node::explain;
 
 /// Blocks of the same 2 MiB frame may share an object.
@@ -71,8 +74,8 @@ impl Field {
     }
 }
 
-/// Where in a handle the numbers lie.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Where in a handle the numbers lie, and what was learnt with it.
+#[derive(Debug)]
 pub(super) struct Layout {
     pid: Field,
     /// Low words of 64-bit numbers.
@@ -83,6 +86,7 @@ pub(super) struct Layout {
     object: Field,
     /// Every block's address less its offset is a multiple of this.
     frame: u64,
+    atlas: Mutex<Atlas>,
 }
 
 fn wide(words: &[u32; 16], low: usize) -> Option<u64> {
@@ -156,6 +160,7 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
                 client: Field(vec![client]),
                 object: Field(vec![object]),
                 frame,
+                atlas: Mutex::default(),
             };
             match &mut found {
                 None => found = Some(layout),
@@ -167,12 +172,16 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
             }
         }
     }
-    found.ok_or_else(|| {
+    let layout = found.ok_or_else(|| {
         unknown(
             "no pair of words of a memory handle names an object that shows the memory: the driver is unknown, or MPS \
                  owns the memory",
         )
-    })
+    })?;
+    for sample in samples {
+        layout.record(&layout.claim(world.pid(), sample)?, sample);
+    }
+    Ok(layout)
 }
 
 impl Field {
@@ -186,10 +195,13 @@ impl Field {
 /// What a handle says once its own consistency was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Claim {
-    client: u32,
-    object: u32,
+    place: Place,
     offset: u64,
-    object_bytes: u64,
+}
+
+fn refuse(cause: &'static str) -> Error {
+    Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::Foreign), cause)
+        .remedy("allocate with Session::alloc instead")
 }
 
 impl Layout {
@@ -198,29 +210,66 @@ impl Layout {
     }
 
     fn claim(&self, pid: u32, block: &Identity) -> Result<Claim> {
-        let refuse = |cause: &'static str| {
-            Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::Foreign), cause)
-                .remedy("allocate with Session::alloc instead")
-        };
         let words = &block.words;
         if self.pid.read(words) != Some(pid) {
             return Err(refuse("the memory handle names another process: the memory was not allocated here"));
         }
-        if !self.size.0.iter().all(|&low| wide(words, low) == Some(block.bytes)) {
+        // A word may hold the low half alone, which scratch blocks, all below 4 GiB, do not show.
+        let low = |&low: &usize| u64::from(words[low]) == block.bytes & u64::from(u32::MAX);
+        let whole = |&low: &usize| wide(words, low) == Some(block.bytes);
+        if !(self.size.0.iter().all(low) && self.size.0.iter().any(whole)) {
             return Err(refuse("the memory handle states another size than the allocation has"));
         }
-        let read = || Some((self.names(words)?, self.offset.read(words)?, self.pages.read(words)?));
-        let Some(((client, object), offset, pages)) = read() else {
-            return Err(refuse("the memory handle contradicts itself"));
-        };
-        let (offset, object_bytes) = (u64::from(offset), u64::from(pages) * PAGE);
-        if offset.checked_add(block.bytes).is_none_or(|end| end > object_bytes) {
+        let contradictory = || refuse("the memory handle contradicts itself");
+        let name = self.names(words).ok_or_else(contradictory)?;
+        let bytes = self.pages.read(words).map(|pages| u64::from(pages) * PAGE).ok_or_else(contradictory)?;
+        // Words made of the address can look like the offset on every scratch block, but not fit every block.
+        let mut offsets: Vec<u64> = self.offset.0.iter().map(|&index| u64::from(words[index])).collect();
+        offsets.retain(|offset| offset.checked_add(block.bytes).is_some_and(|end| end <= bytes));
+        if offsets.is_empty() {
             return Err(refuse("the memory handle places the allocation past the end of its object"));
         }
-        if block.base.raw().checked_sub(offset).is_none_or(|start| start % self.frame != 0) {
-            return Err(refuse("the memory handle's offset does not fit the allocation's address"));
+        let start = |offset: u64| block.base.raw().checked_sub(offset).filter(|start| start % self.frame == 0);
+        offsets.retain(|&offset| start(offset).is_some());
+        offsets.dedup();
+        match offsets[..] {
+            [] => Err(refuse("the memory handle's offset does not fit the allocation's address")),
+            [offset] => Ok(Claim { place: Place { name, start: block.base.raw() - offset, bytes }, offset }),
+            _ => Err(contradictory()),
         }
-        Ok(Claim { client, object, offset, object_bytes })
+    }
+
+    fn record(&self, claim: &Claim, block: &Identity) {
+        let witness = Witness { base: block.base, id: block.id };
+        self.atlas.lock().unwrap_or_else(PoisonError::into_inner).record(claim.place, witness);
+    }
+
+    /// Whether a live allocation speaks against the claim. CUDA is asked without the lock.
+    fn contradicted<W: World>(&self, world: &W, claim: &Claim) -> bool {
+        let against = self.atlas.lock().unwrap_or_else(PoisonError::into_inner).against(&claim.place);
+        against.iter().any(|witness| world.identity(witness.base).is_ok_and(|now| now.id == witness.id))
+    }
+
+    /// Takes the object that `block`'s handle names, unless anything at all speaks against it.
+    fn take<W: World>(&self, world: &W, block: &Identity) -> Result<(Claim, W::Object)> {
+        let claim = self.claim(world.pid(), block)?;
+        if self.contradicted(world, &claim) {
+            return Err(refuse("the memory handle places an object where another allocation shows that it is not"));
+        }
+        let (client, object) = claim.place.name;
+        let object =
+            world.duplicate(client, object).map_err(|failure| explain(failure, "share CUDA's memory object"))?;
+        if world.object_bytes(&object) != claim.place.bytes {
+            return Err(refuse("the memory handle states another object size than the resource manager"));
+        }
+        match world.compare(&object, claim.offset, block)? {
+            Verdict::Same => {}
+            Verdict::Inconclusive => {
+                tracing::debug!(addr = %block.base, bytes = block.bytes, "the bytes themselves prove nothing");
+            }
+            Verdict::Different => return Err(refuse("the memory object does not show the allocation's bytes")),
+        }
+        Ok((claim, object))
     }
 }
 
@@ -236,39 +285,25 @@ pub(super) struct Secured<O> {
 /// Takes hold of the memory object around `addr`.
 ///
 /// Handle numbers are used again, so another thread's free and allocation could put a different object behind the same
-/// number half-way: the block's identity is read before and after, and must not have changed.
+/// number half-way: the block's identity is read before and after, and must not have changed. A failure in between
+/// counts only if it has not, for such a thread can cause any.
 pub(super) fn secure<W: World>(world: &W, layout: &Layout, addr: GpuAddr) -> Result<Secured<W::Object>> {
-    for _ in 0..2 {
-        let block = world.identity(addr)?;
-        let claim = layout.claim(world.pid(), &block)?;
-        let object = world
-            .duplicate(claim.client, claim.object)
-            .map_err(|failure| explain(failure, "share CUDA's memory object"))?;
-        if world.object_bytes(&object) != claim.object_bytes {
-            return Err(Error::new(
-                "pin",
-                ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
-                "the memory handle states another object size than the resource manager",
-            )
-            .remedy("allocate with Session::alloc instead"));
+    // Reading takes several calls, between which the block can go: only a failure that repeats itself is one.
+    let read = || world.identity(addr).or_else(|_| world.identity(addr));
+    let mut block = read()?;
+    // A change can show in two readings, by halves in the first: three attempts survive any single one.
+    for _ in 0..3 {
+        let taken = layout.take(world, &block);
+        let now = read().map_err(|error| match error.kind() {
+            ErrorKind::UnsupportedMemory(MemoryKind::Unallocated) => changed(addr),
+            _ => error,
+        })?;
+        if now == block {
+            let (claim, object) = taken?;
+            layout.record(&claim, &block);
+            return Ok(Secured { object, offset: claim.offset, block });
         }
-        let verdict = world.compare(&object, claim.offset, &block)?;
-        if world.identity(addr)? != block {
-            continue;
-        }
-        match verdict {
-            Verdict::Same => {}
-            Verdict::Inconclusive => tracing::debug!(%addr, bytes = block.bytes, "the bytes themselves prove nothing"),
-            Verdict::Different => {
-                return Err(Error::new(
-                    "pin",
-                    ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
-                    "the memory object does not show the allocation's bytes",
-                )
-                .remedy("allocate with Session::alloc instead"));
-            }
-        }
-        return Ok(Secured { object, offset: claim.offset, block });
+        block = now;
     }
     Err(changed(addr))
 }
@@ -279,9 +314,12 @@ pub(super) fn changed(addr: GpuAddr) -> Error {
         .remedy("keep the allocation alive while it is pinned, and pin the new one")
 }
 
-/// Bytes from the block's start to `addr`.
-pub(super) fn inside(block: &Identity, addr: GpuAddr) -> u64 {
-    addr.offset_from(block.base).map_or(0, u64_of)
+/// Bytes from the block's start to `span`, which was inside the block that was there before.
+pub(super) fn inside(block: &Identity, span: Span) -> Result<u64> {
+    let skipped = span.addr.offset_from(block.base).map(u64_of);
+    skipped
+        .filter(|skipped| skipped.checked_add(u64_of(span.len)).is_some_and(|end| end <= block.bytes))
+        .ok_or_else(|| changed(span.addr))
 }
 
 #[cfg(test)]

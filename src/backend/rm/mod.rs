@@ -18,6 +18,7 @@ use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
 
+mod atlas;
 mod ipc;
 mod node;
 mod policy;
@@ -154,7 +155,7 @@ impl Backend for Rm {
             None => {
                 let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
                 let secured = secure(&world, &*world.layout()?, span.addr)?;
-                let offset = secured.offset + inside(&secured.block, span.addr);
+                let offset = secured.offset + inside(&secured.block, span)?;
                 (secured.object, offset, Kind::Ipc(secured.block, prover))
             }
         };
