@@ -10,7 +10,7 @@ use crate::range::GpuAddr;
 /// Blocks remembered for one object, so that one freed block does not take the evidence with it.
 const WITNESSES: usize = 8;
 /// Objects remembered; the one not seen for longest goes first.
-const OBJECTS: usize = 4096;
+pub(super) const OBJECTS: usize = 4096;
 
 /// A memory object at its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,7 @@
 //! Learning and securing against a driver that lies, fails and changes its mind.
 
+#[path = "ipc_tests/checks.rs"]
+mod checks;
 #[path = "ipc_tests/hostile.rs"]
 mod hostile;
 #[path = "ipc_tests/learning.rs"]

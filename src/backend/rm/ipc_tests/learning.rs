@@ -1,11 +1,10 @@
 //! What can be learnt must be, and must be right; what cannot must be refused.
 
-use super::super::{FRAME, learn, secure};
+use super::super::{FRAME, learn};
 use super::model::{CLIENT, Content, Model, PID, Rng};
 use super::words::{MEANINGFUL, Word, Wording};
 use super::{any_size, learnt, resolves, scratch};
 use crate::error::ErrorKind;
-use crate::range::GpuAddr;
 
 fn refused(model: &Model, why: &str) {
     let error = learnt(model).expect_err(why);
@@ -172,15 +171,4 @@ fn two_names_for_the_memory_are_refused() {
     }
     let error = learn(&model, &samples).expect_err("two names");
     assert!(error.cause().contains("two pairs"), "{error}");
-}
-
-/// An object whose size nobody states cannot be checked later.
-#[test]
-fn blocks_of_another_layout_are_refused() {
-    let model = stock(Content::Distinct);
-    let layout = learnt(&model).unwrap();
-    let base = model.alloc(5000);
-    let words = Wording::permuted(&mut Rng(1)).write(&super::words::Facts { pid: PID, block: &model.block(base) });
-    model.lies.borrow_mut().insert(base, words);
-    secure(&model, &layout, GpuAddr::new(base)).expect_err("another layout");
 }
