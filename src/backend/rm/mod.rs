@@ -18,13 +18,14 @@ use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
 
+mod atlas;
 mod ipc;
 mod node;
 mod policy;
 mod prove;
 mod view;
 
-use ipc::{Identity, World, changed, secure};
+use ipc::{Identity, World, changed, inside, secure};
 use node::{Held, Manager};
 use prove::{Live, Prover};
 
@@ -155,7 +156,7 @@ impl Backend for Rm {
             None => {
                 let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
                 let secured = secure(&world, &*world.layout()?, span.addr)?;
-                let offset = secured.offset + distance(secured.block.base, span.addr);
+                let offset = secured.offset + inside(&secured.block, span)?;
                 (secured.object, offset, Kind::Ipc(secured.block, prover))
             }
         };
