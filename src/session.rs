@@ -217,15 +217,16 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `Mapped` if clones, pins, mappings or buffers are still alive: the session comes back inside the error. Otherwise
-    /// the first failure of the teardown, which was carried through all the same.
+    /// `Mapped` if clones, pins, mappings or buffers are still alive: the session comes back inside the error.
+    /// `WrongProcess`, or the first failure of the teardown, which was carried through all the same.
     pub fn close(self) -> Result<(), CloseError> {
+        // In a forked child nothing is closed, whatever else is alive.
+        self.inner.owner.check("close").map_err(|error| CloseError { session: None, error })?;
         match Arc::try_unwrap(self.inner) {
             Ok(mut inner) => {
-                let here = inner.owner.check("close");
                 let shut = inner.shut();
                 let noted = inner.noted.lock().unwrap_or_else(PoisonError::into_inner).take();
-                match here.and(noted.map_or(Ok(()), Err)).and(shut) {
+                match noted.map_or(Ok(()), Err).and(shut) {
                     Ok(()) => Ok(()),
                     Err(error) => Err(CloseError { session: None, error }),
                 }
