@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -22,6 +23,9 @@ use crate::sys::window::{PAGE, Window};
 mod device;
 
 use device::{Device, Located, Object};
+
+/// How many there can be.
+const GPUS: RangeInclusive<usize> = 1..=64;
 
 /// Settings of the emulated GPUs.
 #[derive(Clone, Debug)]
@@ -70,11 +74,13 @@ impl EmulatedConfig {
 
     pub(crate) fn from_env(gpus: Option<&str>) -> Result<Self> {
         let Some(text) = gpus else { return Ok(Self::default()) };
-        let gpus = text.trim().parse().map_err(|_| {
-            Error::new("open", ErrorKind::InvalidArgument, format!("GDRCOPY_EMULATED_GPUS is '{text}', not a number"))
-                .remedy("set it to a number from 1 to 64")
-        })?;
-        Ok(Self::default().gpus(gpus))
+        match text.trim().parse() {
+            Ok(gpus) if GPUS.contains(&gpus) => Ok(Self::default().gpus(gpus)),
+            _ => {
+                let cause = format!("GDRCOPY_EMULATED_GPUS is '{text}', not a number from 1 to 64");
+                Err(Error::new("open", ErrorKind::InvalidArgument, cause).remedy("set it to one, or unset it"))
+            }
+        }
     }
 }
 
@@ -140,7 +146,7 @@ impl fmt::Debug for Emulated {
 
 impl Emulated {
     pub(crate) fn new(config: EmulatedConfig) -> Result<Self> {
-        if !(1..=64).contains(&config.gpus) {
+        if !GPUS.contains(&config.gpus) {
             let cause = format!("{} emulated GPUs", config.gpus);
             return Err(Error::new("open", ErrorKind::InvalidArgument, cause).remedy("ask for 1 to 64"));
         }
