@@ -370,6 +370,15 @@ fn unallocated(op: &'static str, addr: GpuAddr) -> Error {
     .remedy("pass a pointer that this session allocated and that was not freed")
 }
 
+fn foreign(op: &'static str, addr: GpuAddr) -> Error {
+    Error::new(
+        op,
+        ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
+        format!("{addr} is not on this session's emulated GPUs"),
+    )
+    .remedy("use the session that allocated it: each has emulated GPUs of its own")
+}
+
 /// The offset of `addr` from `base`, which is not higher.
 fn offset(addr: GpuAddr, base: GpuAddr) -> usize {
     usize_of(addr.raw() - base.raw())
