@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::gpu::{Bar1, GpuInfo};
 use crate::range::{GpuAddr, Span, page_cover};
 use crate::sys::num::{u64_of, usize_of};
+use crate::sys::process::Owner;
 use crate::sys::window::{PAGE, Window};
 
 mod device;
@@ -136,6 +137,7 @@ pub struct Live {
 /// ```
 pub struct Emulated {
     device: Arc<Device>,
+    owner: Owner,
 }
 
 impl fmt::Debug for Emulated {
@@ -150,15 +152,16 @@ impl Emulated {
             let cause = format!("{} emulated GPUs", config.gpus);
             return Err(Error::new("open", ErrorKind::InvalidArgument, cause).remedy("ask for 1 to 64"));
         }
-        Ok(Self { device: Arc::new(Device::new(config)?) })
+        Ok(Self { device: Arc::new(Device::new(config)?), owner: Owner::here() })
     }
 
     /// Allocates as `cudaMalloc` does: blocks of less than 2 MiB share an object with others.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for 0 bytes, `NoDevice`, `OutOfMemory`.
+    /// `InvalidArgument` for 0 bytes, `NoDevice`, `OutOfMemory`, `WrongProcess`.
     pub fn alloc_raw(&self, gpu: usize, bytes: usize) -> Result<GpuAddr> {
+        self.owner.check("alloc")?;
         self.device.alloc(gpu, bytes, Allocator::CuMemAlloc).map(|block| block.addr)
     }
 
@@ -166,8 +169,9 @@ impl Emulated {
     ///
     /// # Errors
     ///
-    /// `UnsupportedMemory(Unallocated)` if no live block starts there.
+    /// `UnsupportedMemory(Unallocated)` if no live block starts there, `WrongProcess`.
     pub fn free_raw(&self, addr: GpuAddr) -> Result<()> {
+        self.owner.check("free")?;
         self.device.free(addr)
     }
 
@@ -175,8 +179,9 @@ impl Emulated {
     ///
     /// # Errors
     ///
-    /// `UnsupportedMemory(Unallocated)`, `OutOfBounds`.
+    /// `UnsupportedMemory(Unallocated)`, `OutOfBounds`, `WrongProcess`.
     pub fn device_read(&self, addr: GpuAddr, to: &mut [u8]) -> Result<()> {
+        self.owner.check("device read")?;
         self.device.read(addr, to)
     }
 
@@ -186,6 +191,7 @@ impl Emulated {
     ///
     /// As [`Emulated::device_read`].
     pub fn device_write(&self, addr: GpuAddr, from: &[u8]) -> Result<()> {
+        self.owner.check("device write")?;
         self.device.write(addr, from)
     }
 
