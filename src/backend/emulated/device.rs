@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -127,6 +127,8 @@ struct LiveView {
 struct State {
     /// By base address.
     objects: BTreeMap<u64, Arc<Object>>,
+    /// Freed, and in use for as long as pins and windows hold them.
+    held: Vec<Weak<Object>>,
     /// By first address.
     blocks: BTreeMap<u64, Block>,
     views: BTreeMap<NonZeroU64, LiveView>,
@@ -289,7 +291,8 @@ impl Device {
         let granule = if shares { SHARED_OBJECT } else { GPU_PAGE };
         let object_bytes = size.checked_next_multiple_of(granule).ok_or_else(full)?;
         let mine = || state.objects.iter().filter(|(_, object)| object.gpu == gpu);
-        let used: u64 = mine().map(|(_, object)| object.bytes).sum();
+        let held = state.held.iter().filter_map(Weak::upgrade).filter(|object| object.gpu == gpu);
+        let used = mine().map(|(_, object)| object.bytes).sum::<u64>() + held.map(|object| object.bytes).sum::<u64>();
         if used.checked_add(object_bytes).is_none_or(|sum| sum > self.config.memory_bytes) {
             return Err(full());
         }
@@ -311,8 +314,12 @@ impl Device {
         let emptied = state.objects.get(&block.object).is_some_and(|object| {
             object.whole || state.blocks.range(block.object..block.object + object.bytes).next().is_none()
         });
-        if emptied {
-            state.objects.remove(&block.object);
+        if emptied
+            && let Some(object) = state.objects.remove(&block.object)
+            && self.config.after_free == AfterFree::Persistent
+        {
+            state.held.retain(|object| object.strong_count() > 0);
+            state.held.push(Arc::downgrade(&object));
         }
         if self.config.after_free == AfterFree::Sigbus {
             for view in state.views.values().filter(|view| view.block == block.id) {
