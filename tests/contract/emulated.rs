@@ -142,6 +142,8 @@ fn gpus_are_isolated() {
         for how in [Allocator::Buffer, Allocator::CuMemAlloc] {
             let buffers: Vec<_> = (0..GPUS).map(|gpu| session.alloc_as(gpu, BYTES, how).unwrap()).collect();
             let maps: Vec<_> = buffers.iter().map(|buffer| session.pin(buffer).unwrap().map().unwrap()).collect();
+            let used = session.gpus().unwrap().into_iter().map(|gpu| gpu.bar1.unwrap().used_bytes);
+            assert_eq!(used.collect::<Vec<_>>(), [u64::try_from(maps[0].facts().window_bytes).unwrap(); GPUS], "{how}");
             for (gpu, mapping) in maps.iter().enumerate() {
                 mapping.write(0, &pattern(gpu, BYTES)).unwrap();
             }

@@ -144,6 +144,8 @@ pub(crate) fn a_child_s_drops_leave_the_parent_alone(subject: &Subject) {
             drop(handles.free.take());
             drop(handles.buffer.take());
             drop(handles.session.take());
+            // The child's own copy of the emulated GPUs' books shows that it gave nothing back.
+            assert_eq!(session.emulated().map(gdrcopy::emulated::Emulated::live), live);
             // CUDA does not work in a child of a process that used it, so that nothing can be opened on a GPU.
             if subject.is_emulated() {
                 let own = subject.session();

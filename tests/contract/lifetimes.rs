@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use gdrcopy::{AfterFree, Allocator, DeviceBuffer, DeviceRange, Error, ErrorKind, Mapping, Pinned, Session};
 
-use crate::common::fork::is_readable;
 use crate::common::subject::{Subject, downloaded};
 
 const BYTES: usize = 70_000;
@@ -34,9 +33,7 @@ pub(crate) fn a_pin_has_one_mapping_at_a_time(subject: &Subject) {
         let mut seen = [0; 5];
         second.read(0, &mut seen).unwrap();
         assert_eq!(&seen, b"first", "{what}");
-        let place = second.as_ptr();
         second.unmap().unwrap();
-        assert!(!is_readable(place), "{what}: the window is gone");
         pinned.map().unwrap().write(0, b"third").unwrap();
         assert_eq!(&downloaded(&buffer)[..5], b"third", "{what}");
         pinned.unpin().unwrap();

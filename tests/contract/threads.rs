@@ -1,6 +1,6 @@
 //! Many threads on one session, one buffer and one mapping.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use gdrcopy::DeviceRange;
@@ -12,15 +12,25 @@ const THREADS: usize = 4;
 const SHARE: usize = 5003;
 const ROUNDS: usize = 100;
 
+/// Counts a thread as long as it runs, so that one that fails keeps nobody waiting.
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 pub(crate) fn threads_copy_pin_and_map_at_once(subject: &Subject) {
     subject.for_each_buffer((THREADS + 2) * SHARE, |session, buffer, what| {
         let mapping = session.pin(&buffer).unwrap().map().unwrap();
         let (writing, cycles) = (AtomicUsize::new(THREADS), AtomicUsize::new(0));
-        let (go_on, mapping, buffer) = (AtomicBool::new(true), &mapping, &buffer);
+        let (mapping, buffer) = (&mapping, &buffer);
         thread::scope(|scope| {
-            let (writing, cycles, go_on) = (&writing, &cycles, &go_on);
+            let (writing, cycles) = (&writing, &cycles);
             for share in 0..THREADS {
                 scope.spawn(move || {
+                    let _running = Running(writing);
                     let mut seen = vec![0; SHARE];
                     for round in 0..ROUNDS {
                         let bytes = pattern(share * ROUNDS + round, SHARE);
@@ -31,16 +41,13 @@ pub(crate) fn threads_copy_pin_and_map_at_once(subject: &Subject) {
                         mapping.read(share * SHARE, &mut seen).unwrap();
                         assert_same(&seen, &bytes, "a thread's own share");
                     }
-                    if writing.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        go_on.store(false, Ordering::Release);
-                    }
                 });
             }
             // Two more threads come and go with windows and memory of their own.
             for share in THREADS..THREADS + 2 {
                 scope.spawn(move || {
                     let mut number = 0;
-                    while go_on.load(Ordering::Acquire) || number < 10 {
+                    while writing.load(Ordering::Acquire) > 0 || number < 10 {
                         let range = share * SHARE..(share + 1) * SHARE;
                         let pinned = session.pin(DeviceRange::from(buffer).slice(range).unwrap()).unwrap();
                         let own = pinned.map().unwrap();
