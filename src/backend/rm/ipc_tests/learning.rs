@@ -123,8 +123,7 @@ fn a_namespace_hides_the_process() {
 #[test]
 fn every_meaningful_word_is_needed() {
     let (placeless, nameless) = ("place in its object", "names an object");
-    let whys =
-        ["this process's id", "block's size", "block's size", placeless, placeless, nameless, nameless];
+    let whys = ["this process's id", "block's size", "block's size", placeless, placeless, nameless, nameless];
     for (word, why) in MEANINGFUL.into_iter().zip(whys) {
         refused(&Model::new(Wording::branch_580().without(word), Content::Distinct), why);
     }
