@@ -241,7 +241,7 @@ impl World for Live<'_> {
 
     fn compare(&self, object: &Held, offset: u64, block: &Identity) -> Result<Verdict> {
         let bytes = usize_of(block.bytes).min(LINE);
-        let mut uniform = true;
+        let mut told = false;
         let tail = block.bytes - u64_of(bytes);
         for at in [0, (tail / 2) & !63, tail] {
             let addr = GpuAddr::new(block.base.raw() + at);
@@ -251,16 +251,18 @@ impl World for Live<'_> {
             for _ in 0..8 {
                 let before = load(&view, bytes);
                 let device = self.prover.to_host(addr, bytes)?;
-                uniform &= device[..bytes].iter().all(|byte| *byte == device[0]);
-                if before == device || load(&view, bytes) != before {
-                    different = false;
-                    break;
+                if before == device {
+                    told |= device[..bytes].iter().any(|byte| *byte != device[0]);
+                } else if load(&view, bytes) == before {
+                    continue;
                 }
+                different = false;
+                break;
             }
             if different {
                 return Ok(Verdict::Different);
             }
         }
-        Ok(if uniform { Verdict::Inconclusive } else { Verdict::Same })
+        Ok(if told { Verdict::Same } else { Verdict::Inconclusive })
     }
 }

@@ -6,9 +6,10 @@ use super::TOOL;
 use super::args::{Args, WantedType};
 use crate::backend::{Allocator, BackendKind, MappingType, RmLevel};
 use crate::buffer::DeviceBuffer;
+use crate::builder::SessionBuilder;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::GpuInfo;
-use crate::session::{Session, SessionBuilder};
+use crate::session::Session;
 use crate::tool::fail::{Failure, say};
 
 /// Session, GPU and buffer. What the user should know about how they came about is said on standard error.
