@@ -4,6 +4,7 @@ use std::env;
 use std::fmt;
 
 use crate::backend::emulated::{Emulated, EmulatedConfig};
+use crate::backend::gdrdrv::Gdrdrv;
 use crate::backend::{Backend, BackendKind, RmLevel};
 use crate::copy::{self, Routine};
 use crate::error::{Error, ErrorKind, Result};
@@ -54,7 +55,7 @@ pub struct SessionBuilder {
 }
 
 impl SessionBuilder {
-    /// Uses this backend or fails. Environment: `GDRCOPY_BACKEND=rm|emulated`.
+    /// Uses this backend or fails. Environment: `GDRCOPY_BACKEND=gdrdrv|rm|emulated`.
     #[must_use]
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.backend = Some(kind);
@@ -152,25 +153,36 @@ impl SessionBuilder {
         let mut report = ProbeReport { by, ..ProbeReport::default() };
         let backend = match asked {
             Some(kind) => self.try_backend(kind, level)?,
-            None => match self.try_backend(BackendKind::Rm, level) {
-                Ok(backend) => backend,
-                Err(error) => {
-                    let nothing =
-                        Error::new("open", error.kind(), format!("no backend works here: rm: {}", error.cause()));
-                    let way_out = "for a try without a GPU set GDRCOPY_BACKEND=emulated";
-                    return Err(nothing.remedy(match error.hint() {
-                        Some(hint) => format!("{hint}; {way_out}"),
-                        None => way_out.to_owned(),
-                    }));
-                }
-            },
+            None => self.probe(level, &mut report)?,
         };
         report.chosen = Some(backend.kind());
         Ok(Session::new(SessionInner::new(backend, routine, report, self.allow_cuda_flush)))
     }
 
+    /// The first that works, in order of preference. The emulated one is never taken unasked.
+    fn probe(&self, level: RmLevel, report: &mut ProbeReport) -> Result<Box<dyn Backend>> {
+        for kind in [BackendKind::Gdrdrv, BackendKind::Rm] {
+            match self.try_backend(kind, level) {
+                Ok(backend) => return Ok(backend),
+                Err(error) => report.passed_over.push((kind, error)),
+            }
+        }
+        let causes: Vec<String> =
+            report.passed_over.iter().map(|(kind, error)| format!("{kind}: {}", error.cause())).collect();
+        // The backend that needs least is the one to mend.
+        let last = report.passed_over.last().map(|(_, error)| error);
+        let kind = last.map_or(ErrorKind::NoDriver, Error::kind);
+        let way_out = "for a try without a GPU set GDRCOPY_BACKEND=emulated";
+        let remedy = match last.and_then(Error::hint) {
+            Some(hint) => format!("{hint}; {way_out}"),
+            None => way_out.to_owned(),
+        };
+        Err(Error::new("open", kind, format!("no backend works here: {}", causes.join("; "))).remedy(remedy))
+    }
+
     fn try_backend(&self, kind: BackendKind, level: RmLevel) -> Result<Box<dyn Backend>> {
         match kind {
+            BackendKind::Gdrdrv => Ok(Box::new(Gdrdrv::open()?)),
             #[cfg(feature = "cuda")]
             BackendKind::Rm => Ok(Box::new(crate::backend::rm::Rm::open(level)?)),
             #[cfg(not(feature = "cuda"))]

@@ -80,13 +80,18 @@ pub struct MappingFacts {
 
 impl<'a> Mapping<'a> {
     pub(crate) fn new(core: Arc<PinCore>, view: Box<dyn View>, span: Span, map_time: Duration) -> Self {
+        let routine = match view.mapping_type() {
+            // Wider accesses than 8 bytes are not for such memory.
+            MappingType::Device => copy::scalar_routine(),
+            _ => core.session.routine(),
+        };
         let publish = Publish::decide(core.facts().ordered_writes, core.session.allow_cuda_flush());
         let base = view.ptr().as_ptr();
         debug_assert_eq!(base.addr() % 64, crate::sys::num::usize_of(span.addr.raw()) % 64, "alignment carries over");
         Self {
             base,
             len: span.len,
-            routine: core.session.routine(),
+            routine,
             owner: core.session.owner(),
             publish,
             addr: span.addr,

@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::backend::{AfterFree, Allocation, Allocator, Backend, BackendKind, Pin, PinFacts, RmLevel, Semantics, View};
+use crate::backend::{
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, RmLevel, Semantics, View, only,
+};
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
-use crate::cuda::memory::{CudaAllocation, SHARED_BELOW, VmmHandle};
-use crate::cuda::nvml::Nvml;
-use crate::cuda::pointer::Block;
+use crate::cuda::memory::{SHARED_BELOW, VmmHandle};
+use crate::cuda::pointer::{Block, Pools};
 use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GpuAddr, Span};
@@ -104,37 +105,16 @@ impl Backend for Rm {
     }
 
     fn gpus(&self) -> Result<Vec<GpuInfo>> {
-        let driver = Driver::get()?;
-        let nvml = Nvml::get();
-        (0..Device::count(driver)?)
-            .map(|ordinal| {
-                let device = Device::new(driver, ordinal)?;
-                let pci = device.pci()?;
-                Ok(GpuInfo {
-                    ordinal,
-                    name: device.name()?,
-                    pci: Some(pci),
-                    total_bytes: device.bytes()?,
-                    bar1: nvml.and_then(|nvml| nvml.bar1(pci)),
-                    link: nvml.and_then(|nvml| nvml.link(pci)),
-                    driver: nvml.and_then(Nvml::driver_version),
-                })
-            })
-            .collect()
+        crate::cuda::gpus()
     }
 
     fn alloc(&self, ordinal: Option<usize>, bytes: usize, how: Allocator) -> Result<Box<dyn Allocation>> {
-        let driver = Driver::get()?;
-        let device = match ordinal {
-            Some(ordinal) => Device::new(driver, ordinal)?,
-            None => Device::current_or_first(driver)?,
-        };
-        Ok(Box::new(CudaAllocation::new(device, bytes, how)?))
+        crate::cuda::allocate(ordinal, bytes, how)
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
         let driver = Driver::get()?;
-        let block = Block::of(driver, span.addr)?;
+        let block = Block::of(driver, span.addr, Pools::Refused)?;
         let device = Device::new(driver, block.ordinal)?;
         refuse_partitions(&device)?;
         let exportable = VmmHandle::behind(driver, span.addr);
@@ -209,8 +189,10 @@ fn import_all(
         // The next mapping follows this one's memory only if this one shows all of it.
         let whole = added == u64_of(block.bytes);
         let next = GpuAddr::new(block.end());
-        let following =
-            Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
+        let following = Block::of(driver, next, Pools::Refused)
+            .ok()
+            .map(Block::vmm)
+            .filter(|next| whole && next.ordinal == block.ordinal);
         let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
         match found {
             Some(found) => (block, handle) = found,
@@ -246,7 +228,7 @@ impl RmPin {
         let Some(device) = &self.device else { return Ok(true) };
         let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
         match &self.kind {
-            Kind::Vmm(block) => match Block::of(device.driver, self.span.addr) {
+            Kind::Vmm(block) => match Block::of(device.driver, self.span.addr, Pools::Refused) {
                 Ok(now) => Ok(now.vmm() == *block),
                 Err(error) if gone(&error) => Ok(false),
                 Err(error) => Err(error),
@@ -285,7 +267,8 @@ impl Pin for RmPin {
         device.flush_writes()
     }
 
-    fn map(&self) -> Result<Box<dyn View>> {
+    fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
+        only(BackendKind::Rm, MappingType::WriteCombining, want)?;
         let view = self.held.map(self.offset, self.span.len)?;
         // Read after the window exists: what it shows is what the address leads to at this moment.
         if !self.still()? {

@@ -14,7 +14,7 @@ use crate::copy::{self, fence};
 use crate::cuda::context::{Device, Primary};
 use crate::cuda::driver::Driver;
 use crate::cuda::memory::Vmm;
-use crate::cuda::pointer::Block;
+use crate::cuda::pointer::{Block, Pools};
 use crate::cuda::transfer::Lane;
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::GpuAddr;
@@ -212,7 +212,7 @@ impl World for Live<'_> {
     }
 
     fn identity(&self, addr: GpuAddr) -> Result<Identity> {
-        let block = Block::of(self.driver, addr)?;
+        let block = Block::of(self.driver, addr, Pools::Refused)?;
         let _context = block.enter(&self.prover.primary.device)?;
         let words = block.ipc_words(self.driver)?;
         Ok(Identity {
