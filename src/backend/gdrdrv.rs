@@ -64,6 +64,12 @@ impl Known {
         self.block.as_ref().is_some_and(|(_, device)| device.orders_writes())
     }
 
+    /// Whether CUDA keeps the memory for other blocks when this one is freed: the module is not told then, and the next
+    /// owner has the same bytes.
+    fn shares_object(&self) -> bool {
+        self.block.as_ref().is_some_and(|(block, _)| block.shares_object())
+    }
+
     fn flush(&self) -> Option<Result<()>> {
         self.block.as_ref().map(|(_, device)| device.flush_writes())
     }
@@ -92,6 +98,10 @@ impl Known {
         false
     }
 
+    fn shares_object(&self) -> bool {
+        false
+    }
+
     fn flush(&self) -> Option<Result<()>> {
         None
     }
@@ -117,8 +127,7 @@ impl Backend for Gdrdrv {
     }
 
     fn semantics(&self) -> Semantics {
-        let after = after_free(&self.module);
-        Semantics { whole_object: after, shared_object: after }
+        Semantics { whole_object: after_free(&self.module), shared_object: AfterFree::Aliased }
     }
 
     fn gpus(&self) -> Result<Vec<GpuInfo>> {
@@ -222,7 +231,7 @@ impl GdrPin {
 impl Pin for GdrPin {
     fn facts(&self) -> PinFacts {
         PinFacts {
-            after_free: after_free(&self.module),
+            after_free: if self.known.shares_object() { AfterFree::Aliased } else { after_free(&self.module) },
             pci: self.known.pci(),
             ordered_writes: self.known.ordered_writes(),
         }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::context::{Device, Entered};
 use super::driver::{Driver, Handle, INVALID_VALUE, SUCCESS};
+use super::memory::SHARED_BELOW;
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
@@ -181,6 +182,12 @@ impl Block {
     /// The allocation, or for `cuMemCreate` memory its mapping.
     pub(crate) fn around(self, driver: &'static Driver, addr: GpuAddr) -> Self {
         if super::memory::VmmHandle::behind(driver, addr).is_some() { self.vmm() } else { self }
+    }
+
+    /// Whether other allocations can be in the same memory object, which then outlives this one. `cuMemCreate` memory is
+    /// never so small.
+    pub(crate) fn shares_object(&self) -> bool {
+        self.bytes < SHARED_BELOW
     }
 
     pub(crate) fn end(&self) -> u64 {
