@@ -5,4 +5,5 @@
 pub mod counting;
 pub mod fork;
 pub mod seccomp;
+pub mod standin;
 pub mod subject;

@@ -1,7 +1,7 @@
 //! The backends that a suite runs over: every one that this machine has.
 
 use std::io::Write;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
 
 use gdrcopy::emulated::EmulatedConfig;
 use gdrcopy::{
@@ -9,7 +9,9 @@ use gdrcopy::{
     SessionBuilder,
 };
 
-/// Set to `rm` where a GPU is known to be there: what cannot be run then fails instead of being skipped.
+use super::standin::Module;
+
+/// Set to `rm` or `gdrdrv` where that is known to be there: what cannot be run then fails instead of being skipped.
 const REQUIRE: &str = "GDRCOPY_TEST_REQUIRE";
 
 /// A backend in one of its settings, and what its contract says about it.
@@ -30,6 +32,7 @@ pub struct Subject {
 const ALL: &[Allocator] = &[Allocator::Buffer, Allocator::CuMemCreate, Allocator::CuMemAlloc];
 const EXPORTABLE: &[Allocator] = &[Allocator::Buffer, Allocator::CuMemCreate];
 const PERSISTENT: Semantics = Semantics { whole_object: AfterFree::Persistent, shared_object: AfterFree::Aliased };
+const TOLD: Semantics = Semantics { whole_object: AfterFree::Sigbus, shared_object: AfterFree::Aliased };
 const SIGBUS: Semantics = Semantics { whole_object: AfterFree::Sigbus, shared_object: AfterFree::Sigbus };
 
 const fn on_emulated(name: &'static str, builder: fn() -> SessionBuilder, gpu: usize, semantics: Semantics) -> Subject {
@@ -47,17 +50,37 @@ const fn on_rm(
     Subject { name, builder, kind, level: Some(level), gpu: 0, allocators, semantics: PERSISTENT, mapping_type }
 }
 
-static SUBJECTS: [Subject; 5] = [
-    on_emulated("emulated, persistent", || emulated(EmulatedConfig::default()), 0, PERSISTENT),
-    on_emulated("emulated, sigbus", || emulated(EmulatedConfig::default().sigbus_after_free()), 0, SIGBUS),
-    on_emulated("emulated, 3 GPUs", || emulated(EmulatedConfig::default().gpus(3)), 2, PERSISTENT),
-    on_rm("rm, vmm", || rm(RmLevel::Vmm), RmLevel::Vmm, EXPORTABLE),
-    on_rm("rm, ipc", || rm(RmLevel::Ipc), RmLevel::Ipc, ALL),
-];
+fn on_gdrdrv(name: &'static str, persistent: bool) -> Subject {
+    let semantics = if persistent { PERSISTENT } else { TOLD };
+    let (kind, mapping_type) = (BackendKind::Gdrdrv, MappingType::WriteCombining);
+    Subject { name, builder: gdrdrv, kind, level: None, gpu: 0, allocators: ALL, semantics, mapping_type }
+}
+
+/// Whether the module that the kernel has loaded keeps pinned memory when it is freed.
+fn loaded_is_persistent() -> bool {
+    std::fs::read_to_string("/proc/driver/gdrdrv/params").is_ok_and(|text| text.contains("persistent mapping: yes"))
+}
+
+static SUBJECTS: LazyLock<Vec<Subject>> = LazyLock::new(|| match Module::here() {
+    // The others have no use for the stand-in.
+    Some(module) => vec![on_gdrdrv("gdrdrv, stand-in", module.persistent)],
+    None => vec![
+        on_emulated("emulated, persistent", || emulated(EmulatedConfig::default()), 0, PERSISTENT),
+        on_emulated("emulated, sigbus", || emulated(EmulatedConfig::default().sigbus_after_free()), 0, SIGBUS),
+        on_emulated("emulated, 3 GPUs", || emulated(EmulatedConfig::default().gpus(3)), 2, PERSISTENT),
+        on_gdrdrv("gdrdrv", loaded_is_persistent()),
+        on_rm("rm, vmm", || rm(RmLevel::Vmm), RmLevel::Vmm, EXPORTABLE),
+        on_rm("rm, ipc", || rm(RmLevel::Ipc), RmLevel::Ipc, ALL),
+    ],
+});
 
 /// A builder for emulated GPUs, whatever the environment says.
 pub fn emulated(config: EmulatedConfig) -> SessionBuilder {
     Session::builder().ignore_env().backend(BackendKind::Emulated).emulated(config)
+}
+
+fn gdrdrv() -> SessionBuilder {
+    Session::builder().ignore_env().backend(BackendKind::Gdrdrv)
 }
 
 fn rm(level: RmLevel) -> SessionBuilder {
@@ -95,7 +118,8 @@ impl Subject {
             error.kind(),
             ErrorKind::NoDriver | ErrorKind::NoDevice | ErrorKind::PermissionDenied | ErrorKind::UnsupportedFeature(_)
         );
-        let required = std::env::var(REQUIRE).is_ok_and(|name| name == self.kind.name());
+        let asked = std::env::var(REQUIRE).is_ok_and(|name| name == self.kind.name());
+        let required = asked || Module::here().is_some();
         assert!(elsewhere && !required && !self.is_emulated(), "{}: {error}", self.name);
         Some(error.to_string())
     }
@@ -129,7 +153,7 @@ pub fn alone(check: fn()) {
 }
 
 fn run(check: fn(&Subject)) {
-    for subject in &SUBJECTS {
+    for subject in SUBJECTS.iter() {
         match subject.missing() {
             None => check(subject),
             Some(reason) => skipped(subject.name, &reason),

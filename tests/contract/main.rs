@@ -1,6 +1,6 @@
 //! The contract: what every backend promises, run over every backend that this machine has.
 //!
-//! `GDRCOPY_TEST_REQUIRE=rm` turns skipping backend `rm` into a failure.
+//! `GDRCOPY_TEST_REQUIRE=rm` turns skipping backend `rm` into a failure, and so for `gdrdrv`.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
 
@@ -14,6 +14,7 @@ mod freed;
 mod lifetimes;
 mod ranges;
 mod refusals;
+mod standin;
 mod threads;
 
 use common::subject::{each, each_alone};

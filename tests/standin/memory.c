@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define DEFAULT_BYTES ((size_t)1 << 30)
+#define DEFAULT_BYTES ((size_t)4 << 30)
 #define DEFAULT_VA 0x7e0000000000ULL
 
 static struct {
