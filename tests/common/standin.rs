@@ -15,6 +15,10 @@ pub const FAULT: &str = "GDRCOPY_STANDIN_FAULT";
 pub const MINIMUM: &str = "GDRCOPY_STANDIN_MINIMUM";
 pub const LOG: &str = "GDRCOPY_STANDIN_LOG";
 pub const GPUS: &str = "GDRCOPY_STANDIN_GPUS";
+pub const MAJORS: &str = "GDRCOPY_STANDIN_MAJORS";
+pub const MEMORY: &str = "GDRCOPY_STANDIN_MEMORY";
+pub const VA: &str = "GDRCOPY_STANDIN_VA";
+pub const FREE: &str = "GDRCOPY_STANDIN_FREE";
 
 const FLAGS: [&str; 8] = [
     "-shared",

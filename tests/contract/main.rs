@@ -14,6 +14,7 @@ mod freed;
 mod lifetimes;
 mod ranges;
 mod refusals;
+#[cfg(feature = "cuda")]
 mod standin;
 mod threads;
 

@@ -15,6 +15,7 @@
  *   GDRCOPY_STANDIN_MINIMUM     lowest API version the module supports ("2.0")
  *   GDRCOPY_STANDIN_PERSISTENT  1: pinned memory outlives its allocation
  *   GDRCOPY_STANDIN_FAULT       "CALL:ERRNO": every call of this name fails so (names as in the log)
+ *   GDRCOPY_STANDIN_MAJORS      "240,239": major numbers, as the kernel lists the module and of the node
  *   GDRCOPY_STANDIN_LOG         file to which each call on the node adds a line
  *   GDRCOPY_STANDIN_FREE        file to which the address of freed memory is written (the real module's provider)
  */
