@@ -66,7 +66,8 @@ impl Module {
 
 fn build() -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin");
-    let mut files: Vec<_> = fs::read_dir(&sources).expect("the sources").map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(&sources).expect("the sources").map(|entry| entry.expect("an entry").path()).collect();
     files.sort();
     let mut hasher = DefaultHasher::new();
     FLAGS.hash(&mut hasher);
