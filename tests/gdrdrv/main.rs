@@ -12,4 +12,5 @@ mod common;
 mod again;
 mod calls;
 mod memory;
+mod node;
 mod opening;

@@ -305,6 +305,7 @@ bool memory_free(uint64_t va)
 {
 	struct block *block = memory_block(va);
 	struct slot *slot = memory_slot(va);
+	uint64_t base;
 	size_t frames;
 
 	if (!block || block->base != va || block->kind == KIND_VMM)
@@ -313,9 +314,10 @@ bool memory_free(uint64_t va)
 	/* CUDA keeps a frame of small blocks while one of them lives: the module hears nothing of the others. */
 	if (slot->small && !frame_empty(slot->base))
 		return true;
+	base = slot->base;
 	frames = slot->bytes / FRAME;
-	hide(slot->base, frames);
-	memset(slot - (slot_va((size_t)(slot - memory.slots)) - slot->base) / FRAME, 0, frames * sizeof(*slot));
+	hide(base, frames);
+	memset(&memory.slots[(base - memory.va) / FRAME], 0, frames * sizeof(*slot));
 	return true;
 }
 

@@ -163,7 +163,8 @@ static int pin_memory(struct node *node, uint64_t addr, uint64_t size, uint64_t 
 	struct pin *pin;
 	int error = 0;
 
-	if (!addr || !size || __builtin_add_overflow(addr, size + GPU_PAGE - 1, &end))
+	if (!addr || !size || __builtin_add_overflow(addr, size, &end) ||
+	    __builtin_add_overflow(end, GPU_PAGE - 1, &end))
 		return EINVAL;
 	if (!memory_start() || (pin = calloc(1, sizeof(*pin))) == NULL)
 		return ENOMEM;
