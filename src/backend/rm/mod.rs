@@ -15,8 +15,8 @@ use crate::cuda::nvml::Nvml;
 use crate::cuda::pointer::Block;
 use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
-use crate::range::{GpuAddr, Span};
-use crate::sys::num::u64_of;
+use crate::range::{GPU_PAGE, GpuAddr, Span};
+use crate::sys::num::{u64_of, usize_of};
 
 mod ipc;
 mod node;
@@ -55,6 +55,45 @@ impl Rm {
         }
         Driver::loaded()?;
         Ok(Self { manager: Arc::new(Manager::open()?), level, capped })
+    }
+
+    /// Takes hold of `span`. `anchor` lies in the allocation that `span` must be inside, or, with `whole_object`, whose
+    /// memory object `span` must be inside.
+    fn hold(&self, span: Span, anchor: GpuAddr, whole_object: bool) -> Result<Box<dyn Pin>> {
+        let driver = Driver::get()?;
+        let block = Block::of(driver, anchor)?;
+        let device = Device::new(driver, block.ordinal)?;
+        refuse_partitions(&device)?;
+        let exportable = VmmHandle::behind(driver, anchor);
+        let block = if exportable.is_some() { block.vmm() } else { block };
+        if exportable.is_none() {
+            if self.level < RmLevel::Ipc {
+                return Err(self.refuse_legacy(anchor));
+            }
+            if !whole_object {
+                block.contains(span)?;
+            }
+        }
+        let node = self.manager.node(device.pci()?)?;
+        let prover = Prover::of(&device)?;
+        let (held, offset, kind) = match exportable {
+            Some(first) => {
+                prover.prove_vmm(&self.manager, &node)?;
+                let held = import_all(&self.manager, &node, driver, span, block, first)?;
+                (held, distance(block.base, span.addr)?, Kind::Vmm(block))
+            }
+            None => {
+                let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
+                let secured = secure(&world, &*world.layout()?, anchor)?;
+                // Mapping checks that the object does not end too soon.
+                let object_base = GpuAddr::new(secured.block.base.raw() - secured.offset);
+                let offset = distance(object_base, span.addr)?;
+                (secured.object, offset, Kind::Ipc(secured.block, prover))
+            }
+        };
+        let ordered_writes = device.orders_writes();
+        let manager = Arc::clone(&self.manager);
+        Ok(Box::new(RmPin { manager, held, offset, span, anchor, kind, ordered_writes, device: Some(device) }))
     }
 
     fn refuse_legacy(&self, addr: GpuAddr) -> Error {
@@ -132,36 +171,12 @@ impl Backend for Rm {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        let driver = Driver::get()?;
-        let block = Block::of(driver, span.addr)?;
-        let device = Device::new(driver, block.ordinal)?;
-        refuse_partitions(&device)?;
-        let exportable = VmmHandle::behind(driver, span.addr);
-        let block = if exportable.is_some() { block.vmm() } else { block };
-        if exportable.is_none() {
-            if self.level < RmLevel::Ipc {
-                return Err(self.refuse_legacy(span.addr));
-            }
-            block.contains(span)?;
-        }
-        let node = self.manager.node(device.pci()?)?;
-        let prover = Prover::of(&device)?;
-        let (held, offset, kind) = match exportable {
-            Some(first) => {
-                prover.prove_vmm(&self.manager, &node)?;
-                let held = import_all(&self.manager, &node, driver, span, block, first)?;
-                (held, distance(block.base, span.addr), Kind::Vmm(block))
-            }
-            None => {
-                let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
-                let secured = secure(&world, &*world.layout()?, span.addr)?;
-                let offset = secured.offset + distance(secured.block.base, span.addr);
-                (secured.object, offset, Kind::Ipc(secured.block, prover))
-            }
-        };
-        let ordered_writes = device.orders_writes();
-        let manager = Arc::clone(&self.manager);
-        Ok(Box::new(RmPin { manager, held, offset, span, kind, ordered_writes, device: Some(device) }))
+        self.hold(span, span.addr, false)
+    }
+
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        let pages = asked.gpu_pages("pin")?;
+        self.hold(pages, allocated_near(Driver::get()?, asked), true)
     }
 
     fn pin_export(&self, fd: BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Box<dyn Pin>> {
@@ -176,7 +191,8 @@ impl Backend for Rm {
         let span = Span::new("pin", GpuAddr::new(crate::pinned::EXPORT_BASE), bytes)?;
         // Without CUDA nobody says how the GPU orders writes.
         let ordered_writes = false;
-        Ok(Box::new(RmPin { manager, held, offset: 0, span, kind: Kind::Import, ordered_writes, device: None }))
+        let (offset, anchor) = (0, span.addr);
+        Ok(Box::new(RmPin { manager, held, offset, span, anchor, kind: Kind::Import, ordered_writes, device: None }))
     }
 
     fn close(&self) -> Result<()> {
@@ -184,9 +200,26 @@ impl Backend for Rm {
     }
 }
 
-/// Bytes from `base` to `addr`, which lies in what starts at `base`.
-fn distance(base: GpuAddr, addr: GpuAddr) -> u64 {
-    addr.raw() - base.raw()
+/// Bytes from `base` to `addr`.
+fn distance(base: GpuAddr, addr: GpuAddr) -> Result<u64> {
+    addr.offset_from(base).map(u64_of).ok_or_else(|| {
+        Error::new(
+            "pin",
+            ErrorKind::OutOfBounds,
+            format!("{addr} lies before the memory object, which starts at {base}"),
+        )
+        .remedy("pin only what was allocated")
+    })
+}
+
+/// An address of the first page of `asked` that is allocated: callers round down to a page, and the page's first byte
+/// may be nobody's. Every allocation in the page is in the same memory object, since objects are made of whole pages.
+fn allocated_near(driver: &Driver, asked: Span) -> GpuAddr {
+    /// What `cudaMalloc` aligns to (CUDA C++ Programming Guide: at least 256 bytes).
+    const ALIGN: usize = 256;
+    let in_page = GPU_PAGE - usize_of(asked.addr.raw()) % GPU_PAGE;
+    let candidates = (0..asked.len.min(in_page)).step_by(ALIGN).filter_map(|offset| asked.addr.checked_add(offset));
+    candidates.into_iter().find(|&addr| Block::of(driver, addr).is_ok()).unwrap_or(asked.addr)
 }
 
 /// Imports the memory behind every mapping that `span` covers, in order.
@@ -208,7 +241,8 @@ fn import_all(
         // The next mapping follows this one's memory only if this one shows all of it.
         let whole = added == u64_of(block.bytes);
         let next = GpuAddr::new(block.end());
-        let following = Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
+        let following =
+            Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
         let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
         match found {
             Some(found) => (block, handle) = found,
@@ -232,6 +266,8 @@ struct RmPin {
     /// Of the range, in the held memory.
     offset: u64,
     span: Span,
+    /// In the allocation by which the memory was found.
+    anchor: GpuAddr,
     kind: Kind,
     ordered_writes: bool,
     /// Absent for memory that another process exported.
@@ -244,14 +280,14 @@ impl RmPin {
         let Some(device) = &self.device else { return Ok(true) };
         let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
         match &self.kind {
-            Kind::Vmm(block) => match Block::of(device.driver, self.span.addr) {
+            Kind::Vmm(block) => match Block::of(device.driver, self.anchor) {
                 Ok(now) => Ok(now.vmm() == *block),
                 Err(error) if gone(&error) => Ok(false),
                 Err(error) => Err(error),
             },
             Kind::Ipc(block, prover) => {
                 let world = Live { manager: &self.manager, node: self.held.node(), prover, driver: device.driver };
-                match world.identity(self.span.addr) {
+                match world.identity(self.anchor) {
                     Ok(now) => Ok(now == *block),
                     Err(error) if gone(&error) => Ok(false),
                     Err(error) => Err(error),
@@ -287,7 +323,7 @@ impl Pin for RmPin {
         let view = self.held.map(self.offset, self.span.len)?;
         // Read after the window exists: what it shows is what the address leads to at this moment.
         if !self.still()? {
-            return Err(changed(self.span.addr));
+            return Err(changed(self.anchor));
         }
         Ok(Box::new(view))
     }
