@@ -35,19 +35,19 @@ ASSERT(sizeof(gdrx_cost_t) == 32 && offsetof(gdrx_cost_t, get_bytes_per_second) 
 ASSERT(sizeof(gdrx_error_kind_t) == 4 && GDRX_ERROR_INTERNAL == 18);
 
 /* The types, not only the names: a declaration that differs does not compile. */
-gdr_t (*const open_is)(void) = gdr_open;
-int (*const close_is)(gdr_t) = gdr_close;
-int (*const pin_is)(gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *) = gdr_pin_buffer;
-int (*const pin_v2_is)(gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *) = gdr_pin_buffer_v2;
-int (*const unpin_is)(gdr_t, gdr_mh_t) = gdr_unpin_buffer;
-int (*const flag_is)(gdr_t, gdr_mh_t, int *) = gdr_get_callback_flag;
-int (*const info_is)(gdr_t, gdr_mh_t, gdr_info_t *) = gdr_get_info;
-int (*const map_is)(gdr_t, gdr_mh_t, void **, size_t) = gdr_map;
-int (*const map_v2_is)(gdr_t, gdr_mh_t, void **, size_t, int) = gdr_map_v2;
-int (*const unmap_is)(gdr_t, gdr_mh_t, void *, size_t) = gdr_unmap;
-int (*const to_is)(gdr_mh_t, void *, const void *, size_t) = gdr_copy_to_mapping;
-int (*const from_is)(gdr_mh_t, void *, const void *, size_t) = gdr_copy_from_mapping;
-void (*const runtime_is)(int *, int *) = gdr_runtime_get_version;
-int (*const driver_is)(gdr_t, int *, int *) = gdr_driver_get_version;
-int (*const attribute_is)(gdr_t, gdr_attr_t, int *) = gdr_get_attribute;
-const char *(*const string_is)(gdr_mapping_type_t) = gdr_get_mapping_type_string;
+gdr_t (*open_is)(void) = gdr_open;
+int (*close_is)(gdr_t) = gdr_close;
+int (*pin_is)(gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *) = gdr_pin_buffer;
+int (*pin_v2_is)(gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *) = gdr_pin_buffer_v2;
+int (*unpin_is)(gdr_t, gdr_mh_t) = gdr_unpin_buffer;
+int (*flag_is)(gdr_t, gdr_mh_t, int *) = gdr_get_callback_flag;
+int (*info_is)(gdr_t, gdr_mh_t, gdr_info_t *) = gdr_get_info;
+int (*map_is)(gdr_t, gdr_mh_t, void **, size_t) = gdr_map;
+int (*map_v2_is)(gdr_t, gdr_mh_t, void **, size_t, int) = gdr_map_v2;
+int (*unmap_is)(gdr_t, gdr_mh_t, void *, size_t) = gdr_unmap;
+int (*to_is)(gdr_mh_t, void *, const void *, size_t) = gdr_copy_to_mapping;
+int (*from_is)(gdr_mh_t, void *, const void *, size_t) = gdr_copy_from_mapping;
+void (*runtime_is)(int *, int *) = gdr_runtime_get_version;
+int (*driver_is)(gdr_t, int *, int *) = gdr_driver_get_version;
+int (*attribute_is)(gdr_t, gdr_attr_t, int *) = gdr_get_attribute;
+const char *(*string_is)(gdr_mapping_type_t) = gdr_get_mapping_type_string;
