@@ -60,6 +60,7 @@ pub(crate) fn pin(session: u64, addr: u64, size: usize) -> Result<u64, Failure> 
     if let Err(closing) = open.add_pin(handle) {
         return unpin_left(handle).and(Err(closing));
     }
+    tracing::debug!(handle, size, "gdr_pin_buffer {addr:#x}");
     Ok(handle)
 }
 
@@ -86,6 +87,7 @@ pub(crate) fn unpin(session: u64, handle: u64) -> Result<(), Failure> {
     if let Some(open) = open {
         open.remove_pin(handle);
     }
+    tracing::debug!(handle, "gdr_unpin_buffer");
     Ok(())
 }
 
@@ -128,6 +130,7 @@ pub(crate) fn map(session: u64, handle: u64, part: Part) -> Result<(*mut u8, usi
             Failure::new(libc::EAGAIN, Kind::AlreadyMapped, text)
         })?;
         pin.mapped = Some(how);
+        tracing::debug!(handle, len, "gdr_map: {} at {at:p}", how.mapping_type);
         Ok((at, len))
     })
 }
@@ -149,6 +152,7 @@ fn checked_size(pin: &Pin, size: usize, head: usize) -> Result<usize, Failure> {
 pub(crate) fn unmap(session: u64, handle: u64) -> Result<(), Failure> {
     with_pin(session, handle, |pin, window| {
         pin.mapped.take().ok_or_else(Failure::not_mapped)?;
+        tracing::debug!(handle, "gdr_unmap");
         Ok(window.retire().map_or(Ok(()), |mapped| mapped.mapping.unmap())?)
     })
 }
