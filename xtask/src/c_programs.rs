@@ -251,6 +251,13 @@ pub(crate) fn installed(log: &mut Log, workspace: &Workspace) -> Outcome {
     run_all(log, jobs.collect(), Expect::Success)?;
 
     static_link(log, &stage, &out)?;
+    // What a configure script does: a declaration of its own, and no other library.
+    let probe = out.join("probe.c");
+    let text = "char gdr_pin_buffer(void);\nint main(void) { return gdr_pin_buffer(); }\n";
+    fs::write(&probe, text).map_err(|error| format!("{}: {error}", probe.display()))?;
+    let mut link = command("gcc", ["-fno-builtin"]);
+    link.arg(&probe).arg(format!("-L{}", stage.lib().display())).args(["-lgdrapi", "-o"]).arg(out.join("probe"));
+    run(log, link)?;
     if is_there("pkg-config") {
         let minimal = examples.join("minimal.c");
         let script = format!(
