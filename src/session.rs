@@ -239,15 +239,16 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `Mapped` if clones, pins, mappings or buffers are still alive: the session comes back inside the error. Otherwise
-    /// the first failure of the teardown, which was carried through all the same.
+    /// `Mapped` if clones, pins, mappings or buffers are still alive: the session comes back inside the error.
+    /// `WrongProcess`, or the first failure of the teardown, which was carried through all the same.
     pub fn close(self) -> Result<(), CloseError> {
+        // In a forked child nothing is closed, whatever else is alive.
+        self.inner.owner.check("close").map_err(|error| CloseError { session: None, error })?;
         match Arc::try_unwrap(self.inner) {
             Ok(mut inner) => {
-                let here = inner.owner.check("close");
                 let shut = inner.shut();
                 let noted = inner.noted.lock().unwrap_or_else(PoisonError::into_inner).take();
-                match here.and(noted.map_or(Ok(()), Err)).and(shut) {
+                match noted.map_or(Ok(()), Err).and(shut) {
                     Ok(()) => Ok(()),
                     Err(error) => Err(CloseError { session: None, error }),
                 }
@@ -333,6 +334,12 @@ impl fmt::Display for ProbeReport {
     }
 }
 
+/// An error in a variable's value, with the variable's name.
+fn in_variable(name: &'static str, error: &Error) -> Error {
+    Error::new("open", error.kind(), format!("{name}: {}", error.cause()))
+        .remedy(error.hint().unwrap_or("unset it").to_owned())
+}
+
 /// Settings of a [`Session`]. What is set here wins over the environment, which wins over probing.
 #[derive(Clone, Debug, Default)]
 pub struct SessionBuilder {
@@ -407,10 +414,20 @@ impl SessionBuilder {
     /// A setting from the environment, with its variable named in the error.
     fn parsed<T: std::str::FromStr<Err = Error>>(&self, name: &'static str) -> Result<Option<T>> {
         let Some(text) = self.env(name)? else { return Ok(None) };
-        text.parse().map(Some).map_err(|error: Error| {
-            Error::new("open", error.kind(), format!("{name}: {}", error.cause()))
-                .remedy(error.hint().unwrap_or("unset it").to_owned())
-        })
+        text.parse().map(Some).map_err(|error| in_variable(name, &error))
+    }
+
+    /// The copy routine: by name, or the best one.
+    fn routine(&self) -> Result<&'static Routine> {
+        let name = "GDRCOPY_COPY";
+        let in_env = self.env(name)?.map(|text| copy::by_name(&text).map_err(|error| in_variable(name, &error)));
+        match (&self.routine, in_env) {
+            // A name that is none is an error even where it is overruled, as with the other variables.
+            (Some(_), Some(Err(error))) if error.kind() == ErrorKind::InvalidArgument => Err(error),
+            (Some(name), _) => copy::by_name(name),
+            (None, Some(found)) => found,
+            (None, None) => Ok(copy::preferred()),
+        }
     }
 
     /// Opens the session.
@@ -421,10 +438,7 @@ impl SessionBuilder {
     /// lacks, and, where no backend works, the reasons of each in one line (`NoDriver`, `NoDevice`,
     /// `PermissionDenied`, ...).
     pub fn open(self) -> Result<Session> {
-        let routine = match self.routine.clone().map_or_else(|| self.env("GDRCOPY_COPY"), |name| Ok(Some(name)))? {
-            Some(name) => copy::by_name(&name)?,
-            None => copy::preferred(),
-        };
+        let routine = self.routine()?;
         let from_env = self.parsed::<BackendKind>("GDRCOPY_BACKEND")?;
         let env_level = self.parsed::<RmLevel>("GDRCOPY_RM")?;
         let level = self.rm.or(env_level).unwrap_or(RmLevel::Vmm);

@@ -1,58 +1,14 @@
 //! Stores and loads allocate nothing.
 
-#![allow(unsafe_code, reason = "a global allocator is an unsafe trait, and copies take raw pointers")]
+#![allow(unsafe_code, reason = "copies take raw pointers")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod common;
 
+use common::counting::{Counting, calls_during};
 use gdrcopy::copy;
-
-/// The system's allocator, counting the calls of each thread: the test harness has threads of its own.
-struct Counting;
-
-thread_local! {
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-fn count() {
-    CALLS.set(CALLS.get() + 1);
-}
-
-// SAFETY: everything is passed on to the system's allocator; counting neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are those of the callee.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are those of the callee.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, old: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are those of the callee.
-        unsafe { System.realloc(old, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's duties are those of the callee.
-        unsafe { System.dealloc(old, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn calls_during(work: impl FnOnce()) -> usize {
-    let before = CALLS.get();
-    work();
-    CALLS.get() - before
-}
 
 #[test]
 fn the_counter_counts() {

@@ -5,6 +5,7 @@
 #
 #   OUT      folder for the results (./out)
 #   BACKEND  backend that gdrcopy_copylat uses (rm): named, so that no other can stand in for it unseen
+#   ROUNDS   rounds of the stale-window test as root (100000); a tenth of them as another user
 #   LIMIT    seconds after which one run is killed (300)
 set -u
 
@@ -12,6 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 OUT=${OUT:-./out}
 BACKEND=${BACKEND:-rm}
 LIMIT=${LIMIT:-300}
+ROUNDS=${ROUNDS:-100000}
 NOBODY=65534
 
 if [ ! -e /dev/nvidiactl ]; then
@@ -85,12 +87,12 @@ as() {
     fi
 }
 
-# Rust's test harness reads these; one thread, because tests share one card.
-export RUST_TEST_THREADS=1 RUST_TEST_NOCAPTURE=1 RUST_BACKTRACE=1
+# Rust's test harness reads these; one thread, because tests share one card. A test that does not reach the card fails.
+export RUST_TEST_THREADS=1 RUST_TEST_NOCAPTURE=1 RUST_BACKTRACE=1 GDRCOPY_TEST_REQUIRE=rm
 
 tests_as() {
     local user=$1 test log status
-    for test in gdrcopy-unit contract gpu; do
+    for test in gdrcopy-unit contract hot_path gpu gpu_stale; do
         if [ ! -e "$test" ]; then
             skip "$test as $user" "not in this bundle"
             continue
@@ -110,7 +112,7 @@ tests_as() {
 
 copylat_as() {
     local user=$1 allocator name log json status
-    for allocator in cuMemAlloc cuMemCreate; do
+    for allocator in cuMemAlloc cuMemCreate buffer; do
         name="gdrcopy_copylat -a $allocator as $user"
         log=$OUT/$user/copylat-$allocator.log
         json=$OUT/$user/copylat-$allocator.json
@@ -135,6 +137,7 @@ else
     skip "runs as root" "started by user $(id -u)"
 fi
 for user in $users; do
+    [ "$user" = root ] && export GDRCOPY_STALE_ROUNDS=$ROUNDS || export GDRCOPY_STALE_ROUNDS=$((ROUNDS / 10))
     mkdir -p "$OUT/$user" || exit 1
     tests_as "$user"
     copylat_as "$user"

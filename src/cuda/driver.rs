@@ -126,6 +126,8 @@ calls! {
     vmm_properties = "cuMemGetAllocationPropertiesFromHandle"(prop: *mut AllocationProp, handle: u64);
     stream_create = "cuStreamCreateWithPriority"(stream: *mut Handle, flags: c_uint, priority: c_int);
     stream_sync = "cuStreamSynchronize"(stream: Handle);
+    stream_destroy = "cuStreamDestroy_v2"(stream: Handle);
+    event_destroy = "cuEventDestroy_v2"(event: Handle);
     event_create = "cuEventCreate"(event: *mut Handle, flags: c_uint);
     event_record = "cuEventRecord"(event: Handle, stream: Handle);
     event_query = "cuEventQuery"(event: Handle);

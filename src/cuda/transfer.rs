@@ -11,7 +11,7 @@ const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
-/// A non-blocking stream and an event. Never destroyed: that could wait for the device, and there are only a few.
+/// A non-blocking stream and an event. Destroying them waits for nobody (CUDA releases a busy stream when it is done).
 #[derive(Debug)]
 pub(crate) struct Lane {
     driver: &'static Driver,
@@ -22,17 +22,27 @@ pub(crate) struct Lane {
 // SAFETY: streams and events may be used from any thread.
 unsafe impl Send for Lane {}
 
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: our own event, destroyed once.
+        let _ = unsafe { self.driver.event_destroy(self.event) };
+        // SAFETY: our own stream, destroyed once.
+        let _ = unsafe { self.driver.stream_destroy(self.stream) };
+    }
+}
+
 impl Lane {
     /// In the current context.
     pub(crate) fn new(driver: &'static Driver) -> Result<Self> {
-        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut stream, event) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the place outlives the call; a priority out of range is clamped.
         let code = unsafe { driver.stream_create(&mut stream, NON_BLOCKING, i32::MIN) };
         driver.check("copy", "cuStreamCreateWithPriority", code)?;
+        let mut lane = Self { driver, stream, event };
         // SAFETY: the place outlives the call.
-        let code = unsafe { driver.event_create(&mut event, DISABLE_TIMING) };
+        let code = unsafe { driver.event_create(&mut lane.event, DISABLE_TIMING) };
         driver.check("copy", "cuEventCreate", code)?;
-        Ok(Self { driver, stream, event })
+        Ok(lane)
     }
 
     /// Copies and waits for arrival.

@@ -111,9 +111,11 @@ impl Window {
     /// Replaces the whole window by pages of `fd` past its end of file: every later access raises SIGBUS.
     pub(crate) fn revoke(base: usize, len: usize, empty: BorrowedFd<'_>) -> Result<()> {
         let (Some(addr), Some(size)) = (NonZeroUsize::new(base), NonZeroUsize::new(len)) else { return Ok(()) };
+        // Writable, or stores would raise SIGSEGV.
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
         // SAFETY: the caller names a live window by its base and length; pages without a file behind them replace it.
-        let placed = unsafe { mmap(Some(addr), size, ProtFlags::PROT_READ, flags, empty, 0) }
+        let placed = unsafe { mmap(Some(addr), size, prot, flags, empty, 0) }
             .map_err(|errno| Error::from_errno("revoke", raw_errno(errno), "the window cannot be revoked"))?;
         // SAFETY: as in `place`.
         unsafe { madvise(placed, len, MmapAdvise::MADV_DONTFORK) }

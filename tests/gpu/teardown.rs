@@ -58,6 +58,7 @@ fn sessions_and_buffers_come_and_go() {
             let mapping = session.pin(&buffer).unwrap().map().unwrap();
             mapping.store_u32(0, 1).unwrap();
             drop(mapping);
+            buffer.upload(0, &[1; 100]).unwrap();
             buffer.free().unwrap();
             session.close().unwrap();
         }

@@ -167,9 +167,10 @@ fn headers(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
     let include = format!("-I{}", workspace.root.join("ffi/include").display());
     let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wstrict-prototypes", "-fsyntax-only"];
     for compiler in Compiler::all(log)? {
-        for (name, language, standards) in
-            [(compiler.c, "c", &["c89", "c99", "c11", "c17"][..]), (compiler.cxx, "c++", &["c++11", "c++17", "c++20"][..])]
-        {
+        for (name, language, standards) in [
+            (compiler.c, "c", &["c89", "c99", "c11", "c17"][..]),
+            (compiler.cxx, "c++", &["c++11", "c++17", "c++20"][..]),
+        ] {
             for standard in standards {
                 let flags = strict.iter().filter(|flag| language == "c" || **flag != "-Wstrict-prototypes");
                 let mut compile = command(name, ["-x", language]);

@@ -4,14 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
-use super::{AfterFree, Allocator, EmulatedConfig, FaultAt, Live, offset, unallocated};
+use super::{AfterFree, Allocator, EmulatedConfig, FaultAt, Live, foreign, offset, unallocated};
 use crate::copy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::{GPU_PAGE as GPU_PAGE_BYTES, GpuAddr, Span};
@@ -25,7 +27,21 @@ const SHARED_OBJECT: u64 = 2 << 20;
 const SMALL: u64 = 512;
 /// Device addresses start above what a CPU with 47-bit user addresses can hold, so that using one by mistake faults.
 const FIRST_ADDR: u64 = 1 << 50;
-const ADDRS_PER_GPU: u64 = 1 << 44;
+const END_ADDR: u64 = 1 << 63;
+const ADDRS_PER_GPU: u64 = 1 << 42;
+
+/// Addresses for the GPUs of one session. No other session has the same, so that a pointer taken to the wrong one is
+/// refused; used again only after some two million GPUs.
+fn fresh_addrs(gpus: usize) -> Range<u64> {
+    static NEXT: AtomicU64 = AtomicU64::new(FIRST_ADDR);
+
+    let size = u64_of(gpus) * ADDRS_PER_GPU;
+    let after = |start: u64| if start + size <= END_ADDR { start } else { FIRST_ADDR } + size;
+    let end = match NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |start| Some(after(start))) {
+        Ok(start) | Err(start) => after(start),
+    };
+    end - size..end
+}
 
 /// A memory object: what pins and windows keep alive, whatever happens to its address.
 #[derive(Debug)]
@@ -112,6 +128,8 @@ struct LiveView {
 struct State {
     /// By base address.
     objects: BTreeMap<u64, Arc<Object>>,
+    /// Freed, and in use for as long as pins and windows hold them.
+    held: Vec<Weak<Object>>,
     /// By first address.
     blocks: BTreeMap<u64, Block>,
     views: BTreeMap<NonZeroU64, LiveView>,
@@ -181,6 +199,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Device {
     config: EmulatedConfig,
+    addrs: Range<u64>,
     /// A file without pages: what revoked windows show.
     empty: OwnedFd,
     state: Mutex<State>,
@@ -219,11 +238,17 @@ impl Device {
         let empty = memfd_create(c"gdrcopy-revoked", MFdFlags::MFD_CLOEXEC)
             .map_err(|errno| Error::from_errno("open", raw_errno(errno), "no memory file can be made"))?;
         let state = State { bar1_used: vec![0; config.gpus], ..State::default() };
-        Ok(Self { config, empty, state: Mutex::new(state) })
+        Ok(Self { addrs: fresh_addrs(config.gpus), config, empty, state: Mutex::new(state) })
     }
 
     pub(super) fn config(&self) -> &EmulatedConfig {
         &self.config
+    }
+
+    /// Addresses outside the emulated range altogether belong to nobody.
+    fn check_addr(&self, op: &'static str, addr: GpuAddr) -> Result<()> {
+        let emulated = (FIRST_ADDR..END_ADDR).contains(&addr.raw());
+        if emulated && !self.addrs.contains(&addr.raw()) { Err(foreign(op, addr)) } else { Ok(()) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -286,11 +311,12 @@ impl Device {
         let granule = if shares { SHARED_OBJECT } else { GPU_PAGE };
         let object_bytes = size.checked_next_multiple_of(granule).ok_or_else(full)?;
         let mine = || state.objects.iter().filter(|(_, object)| object.gpu == gpu);
-        let used: u64 = mine().map(|(_, object)| object.bytes).sum();
+        let held = state.held.iter().filter_map(Weak::upgrade).filter(|object| object.gpu == gpu);
+        let used = mine().map(|(_, object)| object.bytes).sum::<u64>() + held.map(|object| object.bytes).sum::<u64>();
         if used.checked_add(object_bytes).is_none_or(|sum| sum > self.config.memory_bytes) {
             return Err(full());
         }
-        let first = FIRST_ADDR + u64_of(gpu) * ADDRS_PER_GPU;
+        let first = self.addrs.start + u64_of(gpu) * ADDRS_PER_GPU;
         let taken = mine().map(|(&base, object)| (base, object.bytes));
         let base = first_fit(taken, first, first + ADDRS_PER_GPU, object_bytes).ok_or_else(full)?;
         let object = Arc::new(Object::new(gpu, object_bytes, !shares)?);
@@ -303,12 +329,17 @@ impl Device {
     pub(super) fn free(&self, addr: GpuAddr) -> Result<()> {
         let mut state = self.state();
         state.fault(FaultAt::Free, "free")?;
+        self.check_addr("free", addr)?;
         let Some(block) = state.blocks.remove(&addr.raw()) else { return Err(unallocated("free", addr)) };
         let emptied = state.objects.get(&block.object).is_some_and(|object| {
             object.whole || state.blocks.range(block.object..block.object + object.bytes).next().is_none()
         });
-        if emptied {
-            state.objects.remove(&block.object);
+        if emptied
+            && let Some(object) = state.objects.remove(&block.object)
+            && self.config.after_free == AfterFree::Persistent
+        {
+            state.held.retain(|object| object.strong_count() > 0);
+            state.held.push(Arc::downgrade(&object));
         }
         if self.config.after_free == AfterFree::Sigbus {
             for view in state.views.values().filter(|view| view.block == block.id) {
@@ -328,6 +359,7 @@ impl Device {
         if len == 0 {
             return Ok(None);
         }
+        self.check_addr(op, addr)?;
         let found = self.state().locate(op, Span::new(op, addr, len)?)?;
         // The object is kept alive while `run` works on it, without the lock.
         Ok(Some(run(found.object.device_ptr(found.offset, len))))
@@ -351,6 +383,7 @@ impl Device {
     pub(super) fn pin(&self, span: Span) -> Result<Located> {
         let mut state = self.state();
         state.fault(FaultAt::Pin, "pin")?;
+        self.check_addr("pin", span.addr)?;
         let found = state.locate("pin", span)?;
         state.pins += 1;
         Ok(found)

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,11 +18,15 @@ use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::gpu::{Bar1, GpuInfo};
 use crate::range::{GpuAddr, Span, page_cover};
 use crate::sys::num::{u64_of, usize_of};
+use crate::sys::process::Owner;
 use crate::sys::window::{PAGE, Window};
 
 mod device;
 
 use device::{Device, Located, Object};
+
+/// How many there can be.
+const GPUS: RangeInclusive<usize> = 1..=64;
 
 /// Settings of the emulated GPUs.
 #[derive(Clone, Debug)]
@@ -70,11 +75,13 @@ impl EmulatedConfig {
 
     pub(crate) fn from_env(gpus: Option<&str>) -> Result<Self> {
         let Some(text) = gpus else { return Ok(Self::default()) };
-        let gpus = text.trim().parse().map_err(|_| {
-            Error::new("open", ErrorKind::InvalidArgument, format!("GDRCOPY_EMULATED_GPUS is '{text}', not a number"))
-                .remedy("set it to a number from 1 to 64")
-        })?;
-        Ok(Self::default().gpus(gpus))
+        match text.trim().parse() {
+            Ok(gpus) if GPUS.contains(&gpus) => Ok(Self::default().gpus(gpus)),
+            _ => {
+                let cause = format!("GDRCOPY_EMULATED_GPUS is '{text}', not a number from 1 to 64");
+                Err(Error::new("open", ErrorKind::InvalidArgument, cause).remedy("set it to one, or unset it"))
+            }
+        }
     }
 }
 
@@ -130,6 +137,7 @@ pub struct Live {
 /// ```
 pub struct Emulated {
     device: Arc<Device>,
+    owner: Owner,
 }
 
 impl fmt::Debug for Emulated {
@@ -140,19 +148,20 @@ impl fmt::Debug for Emulated {
 
 impl Emulated {
     pub(crate) fn new(config: EmulatedConfig) -> Result<Self> {
-        if !(1..=64).contains(&config.gpus) {
+        if !GPUS.contains(&config.gpus) {
             let cause = format!("{} emulated GPUs", config.gpus);
             return Err(Error::new("open", ErrorKind::InvalidArgument, cause).remedy("ask for 1 to 64"));
         }
-        Ok(Self { device: Arc::new(Device::new(config)?) })
+        Ok(Self { device: Arc::new(Device::new(config)?), owner: Owner::here() })
     }
 
     /// Allocates as `cudaMalloc` does: blocks of less than 2 MiB share an object with others.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for 0 bytes, `NoDevice`, `OutOfMemory`.
+    /// `InvalidArgument` for 0 bytes, `NoDevice`, `OutOfMemory`, `WrongProcess`.
     pub fn alloc_raw(&self, gpu: usize, bytes: usize) -> Result<GpuAddr> {
+        self.owner.check("alloc")?;
         self.device.alloc(gpu, bytes, Allocator::CuMemAlloc).map(|block| block.addr)
     }
 
@@ -160,8 +169,9 @@ impl Emulated {
     ///
     /// # Errors
     ///
-    /// `UnsupportedMemory(Unallocated)` if no live block starts there.
+    /// `UnsupportedMemory(Unallocated)` if no live block starts there, `WrongProcess`.
     pub fn free_raw(&self, addr: GpuAddr) -> Result<()> {
+        self.owner.check("free")?;
         self.device.free(addr)
     }
 
@@ -169,8 +179,9 @@ impl Emulated {
     ///
     /// # Errors
     ///
-    /// `UnsupportedMemory(Unallocated)`, `OutOfBounds`.
+    /// `UnsupportedMemory(Unallocated)`, `OutOfBounds`, `WrongProcess`.
     pub fn device_read(&self, addr: GpuAddr, to: &mut [u8]) -> Result<()> {
+        self.owner.check("device read")?;
         self.device.read(addr, to)
     }
 
@@ -180,6 +191,7 @@ impl Emulated {
     ///
     /// As [`Emulated::device_read`].
     pub fn device_write(&self, addr: GpuAddr, from: &[u8]) -> Result<()> {
+        self.owner.check("device write")?;
         self.device.write(addr, from)
     }
 
@@ -367,6 +379,15 @@ fn unallocated(op: &'static str, addr: GpuAddr) -> Error {
         format!("{addr} belongs to no live allocation of this session's emulated GPUs"),
     )
     .remedy("pass a pointer that this session allocated and that was not freed")
+}
+
+fn foreign(op: &'static str, addr: GpuAddr) -> Error {
+    Error::new(
+        op,
+        ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
+        format!("{addr} is not on this session's emulated GPUs"),
+    )
+    .remedy("use the session that allocated it: each has emulated GPUs of its own")
 }
 
 /// The offset of `addr` from `base`, which is not higher.

@@ -8,11 +8,14 @@
 //! and ends (documented pointer attributes), and how large the resource manager says that the object is. All of it runs
 //! against [`World`], so that tests can lie to it.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
-use crate::range::GpuAddr;
+use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
 use crate::sys::rm::RmFailure;
 
+use super::atlas::{Atlas, Place, Witness};
 use super::node::explain;
 
 const PAGE: u64 = 4096;
@@ -74,8 +77,8 @@ impl Field {
     }
 }
 
-/// Where in a handle the numbers lie.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Where in a handle the numbers lie, and what was learnt with it.
+#[derive(Debug)]
 pub(super) struct Layout {
     pid: Field,
     /// Low words of 64-bit numbers.
@@ -84,6 +87,9 @@ pub(super) struct Layout {
     offset: Field,
     client: Field,
     object: Field,
+    /// CUDA's own client: one for the process, whatever a handle says.
+    cuda: u32,
+    atlas: Mutex<Atlas>,
 }
 
 fn wide(words: &[u32; 16], low: usize) -> Option<u64> {
@@ -118,14 +124,9 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
     }
     let clients = Field::find(|i| samples[0].words[i] != 0 && every(&|sample| sample.words[i] == samples[0].words[i]));
     let objects = Field::find(|i| pairs().all(|(a, b)| (a.words[i] == b.words[i]) == (a.object_base == b.object_base)));
-    let offsets = Field::find(|i| every(&|sample| u64::from(sample.words[i]) == inside(sample)));
-    let pages = Field::find(|i| {
-        every(&|sample| {
-            let bytes = u64::from(sample.words[i]) * PAGE;
-            inside(sample).checked_add(sample.bytes).is_some_and(|end| end <= bytes) && bytes <= sample.object_bytes
-        })
-    });
-    if offsets.0.is_empty() || pages.0.is_empty() {
+    let offset = Field::find(|i| every(&|sample| u64::from(sample.words[i]) == in_object(sample)));
+    let pages = Field::find(|i| every(&|sample| fits(sample, sample.words[i])));
+    if offset.0.is_empty() || pages.0.is_empty() {
         return Err(unknown("no word of a memory handle holds the block's place in its object, or the object's size"));
     }
     let mut found: Option<Layout> = None;
@@ -138,7 +139,7 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
             for (sample, object) in samples.iter().zip(&taken) {
                 proven = proven
                     && world.object_bytes(object) == sample.object_bytes
-                    && world.proves(object, inside(sample), sample)?;
+                    && world.proves(object, in_object(sample), sample)?;
             }
             if !proven {
                 continue;
@@ -147,9 +148,11 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
                 pid: pid.clone(),
                 size: size.clone(),
                 pages: pages.clone(),
-                offset: offsets.clone(),
+                offset: offset.clone(),
                 client: Field(vec![client]),
                 object: Field(vec![object]),
+                cuda: samples[0].words[client],
+                atlas: Mutex::default(),
             };
             match &mut found {
                 None => found = Some(layout),
@@ -161,12 +164,16 @@ pub(super) fn learn<W: World>(world: &W, samples: &[Identity]) -> Result<Layout>
             }
         }
     }
-    found.ok_or_else(|| {
+    let layout = found.ok_or_else(|| {
         unknown(
             "no pair of words of a memory handle names an object that shows the memory: the driver is unknown, or MPS \
                  owns the memory",
         )
-    })
+    })?;
+    for sample in samples {
+        layout.record(&layout.claim(world.pid(), sample)?, sample);
+    }
+    Ok(layout)
 }
 
 impl Field {
@@ -180,9 +187,13 @@ impl Field {
 /// What a handle says once its own consistency was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Claim {
-    client: u32,
-    object: u32,
+    place: Place,
     offset: u64,
+}
+
+fn refuse(cause: &'static str) -> Error {
+    Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::Foreign), cause)
+        .remedy("allocate with Session::alloc instead")
 }
 
 impl Layout {
@@ -191,29 +202,63 @@ impl Layout {
     }
 
     fn claim(&self, pid: u32, block: &Identity) -> Result<Claim> {
-        let refuse = |cause: &'static str| {
-            Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::Foreign), cause)
-                .remedy("allocate with Session::alloc instead")
-        };
         let words = &block.words;
         if self.pid.read(words) != Some(pid) {
             return Err(refuse("the memory handle names another process: the memory was not allocated here"));
         }
-        if !self.size.0.iter().all(|&low| wide(words, low) == Some(block.bytes)) {
+        // A word may hold the low half alone, which scratch blocks, all below 4 GiB, do not show.
+        let low = |&low: &usize| u64::from(words[low]) == block.bytes & u64::from(u32::MAX);
+        let whole = |&low: &usize| wide(words, low) == Some(block.bytes);
+        if !(self.size.0.iter().all(low) && self.size.0.iter().any(whole)) {
             return Err(refuse("the memory handle states another size than the allocation has"));
         }
-        let read = || Some((self.names(words)?, self.offset.read(words)?, self.pages.read(words)?));
-        let Some(((client, object), offset, pages)) = read() else {
-            return Err(refuse("the memory handle contradicts itself"));
-        };
-        let (offset, stated) = (u64::from(offset), u64::from(pages) * PAGE);
-        if offset.checked_add(block.bytes).is_none_or(|end| end > stated) || stated > block.object_bytes {
-            return Err(refuse("the memory handle places the allocation past the end of its object"));
+        let contradictory = || refuse("the memory handle contradicts itself");
+        let name = self.names(words).ok_or_else(contradictory)?;
+        if name.0 != self.cuda {
+            return Err(refuse("the memory handle names another client of the driver than CUDA's"));
         }
-        if offset != inside(block) {
+        if !self.pages.read(words).is_some_and(|pages| fits(block, pages)) {
+            return Err(refuse("the memory handle states another object than CUDA"));
+        }
+        // A word made of the address can look like the offset on every scratch block, and not on every block.
+        let offset = in_object(block);
+        if !self.offset.0.iter().any(|&index| u64::from(words[index]) == offset) {
             return Err(refuse("the memory handle's offset does not fit the allocation's address"));
         }
-        Ok(Claim { client, object, offset })
+        Ok(Claim { place: Place { name, start: block.object_base.raw(), bytes: block.object_bytes }, offset })
+    }
+
+    fn record(&self, claim: &Claim, block: &Identity) {
+        let witness = Witness { base: block.base, id: block.id };
+        self.atlas.lock().unwrap_or_else(PoisonError::into_inner).record(claim.place, witness);
+    }
+
+    /// Whether a live allocation speaks against the claim. CUDA is asked without the lock.
+    fn contradicted<W: World>(&self, world: &W, claim: &Claim) -> bool {
+        let against = self.atlas.lock().unwrap_or_else(PoisonError::into_inner).against(&claim.place);
+        against.iter().any(|witness| world.identity(witness.base).is_ok_and(|now| now.id == witness.id))
+    }
+
+    /// Takes the object that `block`'s handle names, unless anything at all speaks against it.
+    fn take<W: World>(&self, world: &W, block: &Identity) -> Result<(Claim, W::Object)> {
+        let claim = self.claim(world.pid(), block)?;
+        if self.contradicted(world, &claim) {
+            return Err(refuse("the memory handle places an object where another allocation shows that it is not"));
+        }
+        let (client, object) = claim.place.name;
+        let object =
+            world.duplicate(client, object).map_err(|failure| explain(failure, "share CUDA's memory object"))?;
+        if world.object_bytes(&object) != claim.place.bytes {
+            return Err(refuse("the memory handle leads to an object of another size than CUDA states"));
+        }
+        match world.compare(&object, claim.offset, block)? {
+            Verdict::Same => {}
+            Verdict::Inconclusive => {
+                tracing::debug!(addr = %block.base, bytes = block.bytes, "the bytes themselves prove nothing");
+            }
+            Verdict::Different => return Err(refuse("the memory object does not show the allocation's bytes")),
+        }
+        Ok((claim, object))
     }
 }
 
@@ -229,39 +274,25 @@ pub(super) struct Secured<O> {
 /// Takes hold of the memory object around `addr`.
 ///
 /// Handle numbers are used again, so another thread's free and allocation could put a different object behind the same
-/// number half-way: the block's identity is read before and after, and must not have changed.
+/// number half-way: the block's identity is read before and after, and must not have changed. A failure in between
+/// counts only if it has not, for such a thread can cause any.
 pub(super) fn secure<W: World>(world: &W, layout: &Layout, addr: GpuAddr) -> Result<Secured<W::Object>> {
-    for _ in 0..2 {
-        let block = world.identity(addr)?;
-        let claim = layout.claim(world.pid(), &block)?;
-        let object = world
-            .duplicate(claim.client, claim.object)
-            .map_err(|failure| explain(failure, "share CUDA's memory object"))?;
-        if world.object_bytes(&object) != block.object_bytes {
-            return Err(Error::new(
-                "pin",
-                ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
-                "the memory handle leads to an object of another size than CUDA states",
-            )
-            .remedy("allocate with Session::alloc instead"));
+    // Reading takes several calls, between which the block can go: only a failure that repeats itself is one.
+    let read = || world.identity(addr).or_else(|_| world.identity(addr));
+    let mut block = read()?;
+    // A change can show in two readings, by halves in the first: three attempts survive any single one.
+    for _ in 0..3 {
+        let taken = layout.take(world, &block);
+        let now = read().map_err(|error| match error.kind() {
+            ErrorKind::UnsupportedMemory(MemoryKind::Unallocated) => changed(addr),
+            _ => error,
+        })?;
+        if now == block {
+            let (claim, object) = taken?;
+            layout.record(&claim, &block);
+            return Ok(Secured { object, offset: claim.offset, block });
         }
-        let verdict = world.compare(&object, claim.offset, &block)?;
-        if world.identity(addr)? != block {
-            continue;
-        }
-        match verdict {
-            Verdict::Same => {}
-            Verdict::Inconclusive => tracing::debug!(%addr, bytes = block.bytes, "the bytes themselves prove nothing"),
-            Verdict::Different => {
-                return Err(Error::new(
-                    "pin",
-                    ErrorKind::UnsupportedMemory(MemoryKind::Foreign),
-                    "the memory object does not show the allocation's bytes",
-                )
-                .remedy("allocate with Session::alloc instead"));
-            }
-        }
-        return Ok(Secured { object, offset: claim.offset, block });
+        block = now;
     }
     Err(changed(addr))
 }
@@ -273,8 +304,23 @@ pub(super) fn changed(addr: GpuAddr) -> Error {
 }
 
 /// Bytes from the object's start to the block; past any object where CUDA states nonsense.
-fn inside(block: &Identity) -> u64 {
+fn in_object(block: &Identity) -> u64 {
     block.base.offset_from(block.object_base).map_or(u64::MAX, u64_of)
+}
+
+/// Whether an object of so many pages is the block's: all of what CUDA states, or what a block alone in it needs.
+fn fits(block: &Identity, pages: u32) -> bool {
+    let alone = in_object(block) == 0 && u64::from(pages) == block.bytes.div_ceil(PAGE);
+    let inside = in_object(block).checked_add(block.bytes).is_some_and(|end| end <= block.object_bytes);
+    inside && (alone || u64::from(pages) * PAGE == block.object_bytes)
+}
+
+/// Bytes from the block's start to `span`, which was inside the block that was there before.
+pub(super) fn inside(block: &Identity, span: Span) -> Result<u64> {
+    let skipped = span.addr.offset_from(block.base).map(u64_of);
+    skipped
+        .filter(|skipped| skipped.checked_add(u64_of(span.len)).is_some_and(|end| end <= block.bytes))
+        .ok_or_else(|| changed(span.addr))
 }
 
 #[cfg(test)]

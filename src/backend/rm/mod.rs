@@ -18,13 +18,14 @@ use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GPU_PAGE, GpuAddr, Span};
 use crate::sys::num::{u64_of, usize_of};
 
+mod atlas;
 mod ipc;
 mod node;
 mod policy;
 mod prove;
 mod view;
 
-use ipc::{Identity, World, changed, secure};
+use ipc::{Identity, Secured, World, changed, inside, secure};
 use node::{Held, Manager};
 use prove::{Live, Prover};
 
@@ -85,9 +86,11 @@ impl Rm {
             None => {
                 let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
                 let secured = secure(&world, &*world.layout()?, anchor)?;
-                // Mapping checks that the object does not end too soon.
-                let object_base = GpuAddr::new(secured.block.base.raw() - secured.offset);
-                let offset = distance(object_base, span.addr)?;
+                let offset = if whole_object {
+                    in_object(&secured, span)?
+                } else {
+                    secured.offset + inside(&secured.block, span)?
+                };
                 (secured.object, offset, Kind::Ipc(secured.block, prover))
             }
         };
@@ -220,6 +223,17 @@ fn allocated_near(driver: &Driver, asked: Span) -> GpuAddr {
     let in_page = GPU_PAGE - usize_of(asked.addr.raw()) % GPU_PAGE;
     let candidates = (0..asked.len.min(in_page)).step_by(ALIGN).filter_map(|offset| asked.addr.checked_add(offset));
     candidates.into_iter().find(|&addr| Block::of(driver, addr).is_ok()).unwrap_or(asked.addr)
+}
+
+/// The offset of `span` in the object, which it must be inside.
+fn in_object(secured: &Secured<Held>, span: Span) -> Result<u64> {
+    let start = GpuAddr::new(secured.block.base.raw() - secured.offset);
+    let offset = distance(start, span.addr)?;
+    if offset.checked_add(u64_of(span.len)).is_some_and(|end| end <= secured.block.object_bytes) {
+        return Ok(offset);
+    }
+    let cause = format!("{} bytes from {} reach past the end of a memory object", span.len, span.addr);
+    Err(Error::new("pin", ErrorKind::OutOfBounds, cause).remedy("pin only what was allocated"))
 }
 
 /// Imports the memory behind every mapping that `span` covers, in order.

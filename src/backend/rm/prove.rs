@@ -25,8 +25,8 @@ use crate::sys::rm::RmFailure;
 const LIMIT: Duration = Duration::from_secs(1);
 /// Bytes compared at one place.
 const LINE: usize = 64;
-/// Sizes that differ in every half; the last has an object of its own.
-const SCRATCH: [usize; 5] = [0x3100, 0x5300, 0x7500, 0x2b00, 0x30_1100];
+/// Sizes that differ in every half and make offsets use every bit; the last has an object of its own.
+pub(super) const SCRATCH: [usize; 5] = [0x3100, 0x9_5300, 0x9_7500, 0x2b00, 0x30_1100];
 
 /// Copies to and from one GPU that wait for nobody else's work.
 #[derive(Debug)]

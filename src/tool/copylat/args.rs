@@ -1,0 +1,390 @@
+//! The command line of `gdrcopy_copylat`, and the plan it amounts to.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use crate::backend::{Allocator, BackendKind};
+use crate::copy;
+use crate::error::{Error, ErrorKind};
+use crate::sys::num::{u64_of, usize_of};
+use crate::tool::fail::Failure;
+use crate::tool::flags::{self, MAX_VALUES, Values, size_in_words};
+use crate::tool::measure::Amount;
+use crate::tool::report::Direction;
+
+const DEFAULT_BUFFER: u64 = 16 << 20;
+const DEFAULT_WRITES: u64 = 10_000;
+const DEFAULT_READS: u64 = 100;
+
+/// Times copies between host and GPU memory, from 1 byte up to the size of the buffer.
+///
+/// A write counts as done when its SFENCE has retired, not when the GPU has it; a read when its
+/// bytes are in host memory. All times are per call: "sustained" back to back, the others for one
+/// call at a time. Every row ends with a comparison of the bytes copied.
+#[derive(Parser, Debug, Clone)]
+#[command(name = super::TOOL, version, verbatim_doc_comment)]
+pub(super) struct Args {
+    /// Ordinal of the GPU
+    #[arg(short = 'd', value_name = "N", default_value_t = 0)]
+    pub(super) device: usize,
+
+    /// Device memory: cuMemAlloc (default), cuMemCreate, buffer (ours)
+    #[arg(short = 'a', value_name = "ALLOCATOR", value_parser = allocator)]
+    pub(super) allocator: Option<Allocator>,
+
+    /// Mapping type to insist on: default, wc, cache, device
+    #[arg(short = 'M', value_name = "TYPE", value_enum, default_value_t = WantedType::Default, hide_possible_values = true)]
+    pub(super) mapping_type: WantedType,
+
+    /// Size of the buffer; copies of 1, 2, 4 .. bytes up to it [default: 16M]
+    #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes)]
+    pub(super) buffer: Option<u64>,
+
+    /// Writes per size, 0 for none [default: 10000, or what fits in the time]
+    ///
+    /// A count given here is exact, however long it takes.
+    #[arg(short = 'w', value_name = "N")]
+    pub(super) writes: Option<u64>,
+
+    /// Reads per size, 0 for none [default: 100, or what fits in the time]
+    ///
+    /// A count given here is exact, however long it takes.
+    #[arg(short = 'r', value_name = "N")]
+    pub(super) reads: Option<u64>,
+
+    /// Also time cuMemcpy, from and to page-locked host memory
+    #[arg(short = 'c')]
+    pub(super) cuda: bool,
+
+    /// Cold caches: flush the host's lines before every copy
+    ///
+    /// Copies are then timed one at a time only.
+    #[arg(short = 'C')]
+    pub(super) cold: bool,
+
+    /// What to compare with: cuda, which is the same as -c
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
+    pub(super) compare: Option<Compare>,
+
+    /// rm or emulated [default: the best there is]
+    ///
+    /// Without a GPU and without this flag or GDRCOPY_BACKEND, an emulated GPU is measured.
+    #[arg(long, value_name = "BACKEND", value_parser = backend)]
+    pub(super) backend: Option<BackendKind>,
+
+    /// Copy routine [default: the library's choice for this CPU]
+    #[arg(long, value_name = "ROUTINE", value_parser = routine)]
+    pub(super) copy: Option<String>,
+
+    /// Sizes of the copies: 64,4K or 1-1M (doubling) or 1-256:1 (by ones)
+    #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
+    pub(super) sizes: Option<Values>,
+
+    /// Offsets in device memory: 0,63 or 0-63 (each) or 0-4K:64 (by 64)
+    #[arg(long, value_name = "LIST|A-B", value_parser = flags::offsets)]
+    pub(super) offsets: Option<Values>,
+
+    /// CPU to measure on [default: the present one, or one next to the GPU]
+    #[arg(long, value_name = "N")]
+    pub(super) cpu: Option<u32>,
+
+    /// Do not compare the bytes after the timed copies
+    #[arg(long)]
+    pub(super) no_verify: bool,
+
+    /// Write the results as JSON, with - to standard output
+    ///
+    /// Standard output then carries nothing else; the tables go to standard error.
+    #[arg(long, value_name = "FILE|-")]
+    pub(super) json: Option<PathBuf>,
+
+    /// Write the results as CSV, with - to standard output
+    ///
+    /// Standard output then carries nothing else; the tables go to standard error.
+    #[arg(long, value_name = "FILE|-")]
+    pub(super) csv: Option<PathBuf>,
+}
+
+/// A mapping type to insist on.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WantedType {
+    /// Whatever the backend maps.
+    Default,
+    /// Write-combining.
+    Wc,
+    /// Cached.
+    Cache,
+    /// Device memory, neither combined nor cached.
+    Device,
+}
+
+/// What else to time.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compare {
+    /// Synchronous cuMemcpy, page-locked host memory.
+    Cuda,
+}
+
+fn allocator(text: &str) -> Result<Allocator, String> {
+    text.parse().map_err(|error| hint(&error))
+}
+
+fn backend(text: &str) -> Result<BackendKind, String> {
+    text.parse().map_err(|error| hint(&error))
+}
+
+/// A name that exists. Whether this CPU can run the routine is for the session to say.
+fn routine(text: &str) -> Result<String, String> {
+    match copy::by_name(text) {
+        Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(hint(&error)),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn hint(error: &Error) -> String {
+    error.hint().unwrap_or_else(|| error.cause()).to_owned()
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// Bytes of device memory.
+    pub(super) buffer: usize,
+    /// Offset and size of every copy, in the order of the table.
+    pub(super) places: Vec<(usize, usize)>,
+    /// The offset varies, or is not 0.
+    pub(super) has_offsets: bool,
+    writes: Option<u64>,
+    reads: Option<u64>,
+    pub(super) cuda: bool,
+    pub(super) cold: bool,
+    pub(super) verify: bool,
+}
+
+impl Plan {
+    /// Puts sizes, offsets and the buffer's size together.
+    pub(super) fn new(args: &Args) -> Result<Self, Failure> {
+        let offsets = args.offsets.clone().unwrap_or_else(|| Values(vec![0]));
+        let wanted = args.sizes.clone().unwrap_or_else(|| Values::powers_up_to(args.buffer.unwrap_or(DEFAULT_BUFFER)));
+        let Some(end) = wanted.largest().checked_add(offsets.largest()).filter(|&end| isize::try_from(end).is_ok())
+        else {
+            return Err(Failure::usage(
+                "--sizes and --offsets reach past the end of the address space; name smaller ones",
+            ));
+        };
+        let sizes = match args.buffer {
+            Some(buffer) if end > buffer => {
+                let room = buffer.saturating_sub(offsets.largest());
+                if args.sizes.is_some() || room == 0 {
+                    return Err(past_the_end(&wanted, &offsets, buffer, args.sizes.is_some()));
+                }
+                Values::powers_up_to(room)
+            }
+            _ => wanted,
+        };
+        let cells = sizes.0.len().saturating_mul(offsets.0.len());
+        if cells > MAX_VALUES {
+            return Err(Failure::usage(format!(
+                "{cells} pairs of size and offset are too many; name at most {MAX_VALUES}"
+            )));
+        }
+        if args.writes == Some(0) && args.reads == Some(0) {
+            return Err(Failure::usage("-w 0 and -r 0 leave nothing to measure; give one of them a count"));
+        }
+        let is_stdout = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| path.as_os_str() == "-");
+        if is_stdout(&args.json) && is_stdout(&args.csv) {
+            return Err(Failure::usage(
+                "--json - and --csv - would mix on standard output; name a file for one of them",
+            ));
+        }
+        let places =
+            offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
+        Ok(Self {
+            buffer: usize_of(args.buffer.unwrap_or_else(|| end.max(DEFAULT_BUFFER))),
+            places: places.collect(),
+            has_offsets: offsets.0 != [0],
+            writes: args.writes,
+            reads: args.reads,
+            cuda: args.cuda || args.compare == Some(Compare::Cuda),
+            cold: args.cold,
+            verify: !args.no_verify,
+        })
+    }
+
+    /// The largest copy.
+    pub(super) fn largest(&self) -> usize {
+        self.places.iter().map(|&(_, size)| size).max().unwrap_or(0)
+    }
+
+    /// The directions to measure: `-w 0` and `-r 0` leave one out.
+    pub(super) fn directions(&self) -> impl Iterator<Item = Direction> + use<> {
+        let (writes, reads) = (self.writes != Some(0), self.reads != Some(0));
+        [(Direction::HostToDevice, writes), (Direction::DeviceToHost, reads)]
+            .into_iter()
+            .filter_map(|(direction, wanted)| wanted.then_some(direction))
+    }
+
+    /// How many loops a cell is made of: sustained and single, or single alone.
+    pub(super) fn loops(&self) -> u32 {
+        if self.cold { 1 } else { 2 }
+    }
+
+    /// How many copies to make in one of a cell's loops, which may take `time`.
+    pub(super) fn amount(&self, direction: Direction, time: Duration) -> Amount {
+        let (exact, usual) = match direction {
+            Direction::HostToDevice => (self.writes, DEFAULT_WRITES),
+            Direction::DeviceToHost => (self.reads, DEFAULT_READS),
+        };
+        exact.map_or(Amount::UpTo(usual, time), Amount::Exactly)
+    }
+
+    /// What a row is made of, in words; it may take `row`.
+    pub(super) fn in_words(&self, row: Duration) -> [String; 2] {
+        let mut is_timed = false;
+        let counts = self.directions().map(|direction| {
+            let what = match direction {
+                Direction::HostToDevice => "writes",
+                Direction::DeviceToHost => "reads",
+            };
+            match self.amount(direction, row) {
+                Amount::Exactly(n) => format!("exactly {n} {what}"),
+                Amount::UpTo(n, _) => {
+                    is_timed = true;
+                    format!("up to {n} {what}")
+                }
+            }
+        });
+        let counts = counts.collect::<Vec<_>>().join(" or ");
+        let limit = if is_timed { format!(" in {} (20 at least)", time_in_words(row)) } else { String::new() };
+        let columns = if self.cold {
+            "all one at a time, caches cold"
+        } else {
+            "sustained: back to back, time over calls; the others: one at a time"
+        };
+        let verified = if self.verify { "data compared" } else { "data NOT compared" };
+        [format!("{counts}{limit}; {verified}"), columns.to_owned()]
+    }
+}
+
+fn time_in_words(time: Duration) -> String {
+    match time.as_micros() {
+        us if us < 10_000 => format!("{us} us"),
+        _ => format!("{} ms", time.as_millis()),
+    }
+}
+
+fn past_the_end(sizes: &Values, offsets: &Values, buffer: u64, sizes_named: bool) -> Failure {
+    let at = if offsets.largest() == 0 { String::new() } else { format!(" at offset {}", offsets.largest()) };
+    let smallest = if sizes_named { sizes.largest() } else { 1 };
+    Failure::usage(format!(
+        "a copy of {}{at} reaches past the end of the buffer of {}; make the buffer larger with -s {}",
+        size_in_words(smallest),
+        size_in_words(buffer),
+        u64_of(usize_of(smallest)) + offsets.largest(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(line: &str) -> Result<Plan, String> {
+        let args = std::iter::once("copylat").chain(line.split_whitespace());
+        let args = Args::try_parse_from(args).map_err(|error| error.to_string())?;
+        Plan::new(&args).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn upstream_defaults() {
+        let plan = plan("").unwrap();
+        assert_eq!((plan.buffer, plan.places.len(), plan.largest()), (16 << 20, 25, 16 << 20));
+        assert!(!plan.has_offsets && !plan.cuda && !plan.cold && plan.verify);
+        let time = Duration::from_millis(75);
+        assert!(matches!(plan.amount(Direction::HostToDevice, time), Amount::UpTo(10_000, t) if t == time));
+        assert!(matches!(plan.amount(Direction::DeviceToHost, time), Amount::UpTo(100, _)));
+    }
+
+    #[test]
+    fn upstream_flags() {
+        let plan = plan("-d 1 -a cuMemCreate -M wc -s 1000 -w 50 -r 0 -c -C").unwrap();
+        assert_eq!((plan.buffer, plan.largest()), (1000, 512));
+        assert!(plan.cuda && plan.cold);
+        assert!(matches!(plan.amount(Direction::HostToDevice, Duration::ZERO), Amount::Exactly(50)));
+        assert_eq!(plan.directions().collect::<Vec<_>>(), [Direction::HostToDevice]);
+    }
+
+    #[test]
+    fn the_buffer_grows_to_fit_unless_named() {
+        assert_eq!(plan("--sizes 32M --offsets 1").unwrap().buffer, (32 << 20) + 1);
+        assert_eq!(plan("--sizes 64 --offsets 1").unwrap().buffer, 16 << 20);
+        // Only the sizes the user did not name give way.
+        let fitted = plan("-s 64K --offsets 0,1").unwrap();
+        assert_eq!((fitted.buffer, fitted.largest(), fitted.places.len()), (65_536, 32_768, 32));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_a_size_that_does() {
+        let table = [
+            ("-s 64 --sizes 65", "-s 65"),
+            ("-s 64 --sizes 64 --offsets 0,1", "-s 65"),
+            ("-s 64 --offsets 64", "-s 65"),
+            ("-s 64 --offsets 1G", "-s 1073741825"),
+        ];
+        for (line, remedy) in table {
+            let error = plan(line).unwrap_err();
+            assert!(error.contains("past the end") && error.ends_with(remedy), "{line}: {error}");
+            assert!(plan(&line.replace("-s 64", remedy)).is_ok(), "{line}: the remedy works");
+        }
+        assert!(plan("--sizes 17179869183G").unwrap_err().contains("address space"));
+        assert!(plan("--offsets 18446744073709551615").unwrap_err().contains("address space"));
+    }
+
+    #[test]
+    fn help_fits_the_screen() {
+        use clap::CommandFactory;
+        let mut command = Args::command();
+        for text in [command.render_help(), command.render_long_help()] {
+            let text = text.to_string();
+            let long: Vec<_> = text.lines().filter(|line| line.len() > 100).collect();
+            assert!(long.is_empty(), "{long:?}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let table = [
+            ("-w 0 -r 0", "nothing to measure"),
+            ("--json - --csv -", "mix"),
+            ("--sizes 1-65536:1 --offsets 0-1", "too many"),
+            ("--backend rdma", "rm, emulated"),
+            ("--copy rep_movsb", "choose one of scalar"),
+            ("-a malloc", "buffer, cuMemAlloc, cuMemCreate"),
+            ("-M uc", "[possible values: "),
+            ("--compare hip", "[possible values: "),
+            ("-s 99999999999G", "64 bits"),
+            ("-w x", "invalid"),
+            ("-d -1", "unexpected"),
+            ("extra", "unexpected"),
+        ];
+        for (line, why) in table {
+            let error = plan(line).unwrap_err();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_plan_in_words() {
+        let row = Duration::from_millis(150);
+        let [counts, columns] = plan("").unwrap().in_words(row);
+        assert_eq!(counts, "up to 10000 writes or up to 100 reads in 150 ms (20 at least); data compared");
+        assert!(columns.starts_with("sustained: back to back"));
+        assert!(plan("").unwrap().in_words(row / 200)[0].contains("in 750 us (20 at least)"));
+        let [counts, columns] = plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(row);
+        assert_eq!(counts, "exactly 5 writes or exactly 6 reads; data NOT compared");
+        assert!(columns.contains("cold"));
+        assert!(plan("-w 5 -r 0").unwrap().in_words(row)[0].starts_with("exactly 5 writes; "));
+        assert!(plan("-w 5").unwrap().in_words(row)[0].starts_with("exactly 5 writes or up to 100 reads in 150 ms"));
+    }
+}

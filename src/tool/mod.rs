@@ -1,0 +1,24 @@
+//! What the `gdrcopy_*` programs share: clock, samples, report, host facts, flags. No stable interface.
+//!
+//! A program is a thin `main` over one module here, so that its logic can be tested without a process.
+//!
+//! - [`clock`] and [`stats`]: how a time is taken and what becomes of many of them
+//! - [`measure`]: the two timed loops (back to back, one by one)
+//! - [`report`], [`table`], [`output`]: one set of results, three forms, and where they go
+//! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
+//! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done
+//! - [`pattern`]: data that shows a lost, doubled or misplaced byte
+
+pub mod clock;
+pub mod copylat;
+pub mod cpu;
+pub mod fail;
+pub mod flags;
+pub mod host;
+pub mod measure;
+mod num;
+pub mod output;
+pub mod pattern;
+pub mod report;
+pub mod stats;
+pub mod table;
