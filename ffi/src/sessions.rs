@@ -108,14 +108,16 @@ pub(crate) fn close(handle: u64) -> Result<(), Failure> {
     SESSIONS.recycle(handle);
     let open = open.ok_or_else(Failure::unknown_handle)?;
     let mut result = Ok(());
-    for pin in lock(&open.pins).take().unwrap_or_default() {
+    let pins = lock(&open.pins).take().unwrap_or_default();
+    for pin in pins {
         match pins::unpin_left(pin) {
             // Another thread was faster.
             Err(failure) if failure.kind == Kind::InvalidHandle => {}
             unpinned => result = result.and(unpinned),
         }
     }
-    for (_, buffer) in std::mem::take(&mut *lock(&open.buffers)) {
+    let buffers = std::mem::take(&mut *lock(&open.buffers));
+    for buffer in buffers.into_values() {
         result = result.and(buffer.free().map_err(Failure::from));
     }
     // While another call, or a copy that races with this one, still uses the session, it ends with the last of them.

@@ -13,6 +13,7 @@ static uint64_t dev;
 static pthread_barrier_t barrier;
 static gdr_mh_t shared;
 static void *shared_map;
+static uint64_t shared_addr;
 static int wins, stop;
 static long copied;
 
@@ -102,6 +103,48 @@ static void unmap_under_copies(void)
         CHECK(pthread_join(threads[n], NULL) == 0);
 }
 
+/* Pins and maps until the session is closed under it. */
+static void *until_closed(void *arg)
+{
+    gdr_t doomed = (gdr_t)arg;
+    int result;
+    do {
+        gdr_mh_t mh = { 1 };
+        void *map = NULL;
+        result = gdr_pin_buffer(doomed, shared_addr, PAGE, 0, 0, &mh);
+        CHECK(result == 0 || (result == EINVAL && mh.h == 0));
+        if (result == 0) {
+            int mapped = gdr_map(doomed, mh, &map, PAGE);
+            CHECK(mapped == 0 || mapped == EINVAL || mapped == EAGAIN);
+            if (mapped == 0) {
+                int copied = gdr_copy_to_mapping(mh, map, "x", 1);
+                CHECK(copied == 0 || copied == EINVAL);
+            }
+            int unpinned = gdr_unpin_buffer(doomed, mh);
+            CHECK(unpinned == 0 || unpinned == EINVAL);
+        }
+    } while (result == 0);
+    return NULL;
+}
+
+static void close_under_pins(void)
+{
+    for (int i = 0; i < rounds / 10; i++) {
+        pthread_t threads[4];
+        gdr_t doomed = gdr_open();
+        CHECK(doomed);
+        OK(gdrx_alloc(doomed, -1, PAGE, &shared_addr));
+        for (int n = 0; n < 4; n++)
+            CHECK(pthread_create(&threads[n], NULL, until_closed, doomed) == 0);
+        for (volatile int spin = 0; spin < 100000; spin++)
+            ;
+        OK(gdr_close(doomed));
+        RETURNS(EINVAL, gdr_close(doomed));
+        for (int n = 0; n < 4; n++)
+            CHECK(pthread_join(threads[n], NULL) == 0);
+    }
+}
+
 static void with_threads(void *(*body)(void *))
 {
     pthread_t threads[THREADS];
@@ -123,6 +166,7 @@ int main(void)
     with_threads(one_winner);
     CHECK(wins == 1);
     unmap_under_copies();
+    close_under_pins();
     OK(gdr_close(g));
     return 0;
 }
