@@ -17,8 +17,9 @@
  *             gdr_t is EINVAL; it is never dereferenced. Where more than one thing is wrong any one is reported.
  * Units       Sizes and addresses are in bytes. Pins are counted in pages of 64 KiB, whatever the backend does.
  * Threads     Every call may be made from any thread at any time. Calls on one handle wait for each other, except the
- *             copies, which take no lock, make no system call and allocate nothing. A copy that meets an unmap of its
- *             own handle finishes on the old mapping or returns EINVAL.
+ *             copies, which take no lock, make no system call and allocate nothing (but for a thread's first copy, which
+ *             enters the thread in a list). A copy that meets an unmap of its own handle finishes on the old mapping or
+ *             returns EINVAL.
  * Ordering    Mappings are write-combined: plain stores through the pointer leave the CPU in any order, and stay in it
  *             for an unbounded time without a store fence (x86: SFENCE). gdr_copy_to_mapping ends with one: what the
  *             thread writes after it returned is seen after its bytes. gdr_copy_from_mapping returns bytes that were

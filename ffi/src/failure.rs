@@ -72,18 +72,25 @@ impl From<ErrorKind> for Kind {
     }
 }
 
-/// Why a call failed.
+/// Why a call failed. One word, so that success costs none.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) errno: c_int,
-    pub(crate) kind: Kind,
+pub(crate) struct Failure(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    errno: c_int,
+    kind: Kind,
     text: String,
 }
 
 impl Failure {
     #[cold]
     pub(crate) fn new(errno: c_int, kind: Kind, text: impl Into<String>) -> Self {
-        Self { errno, kind, text: text.into() }
+        Self(Box::new(Inner { errno, kind, text: text.into() }))
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.0.kind
     }
 
     #[cold]
@@ -110,15 +117,16 @@ impl Failure {
     /// Remembers it for `gdrx_last_error` and gives the number to return, which is positive.
     #[cold]
     fn remember(self, call: &'static str) -> c_int {
-        tracing::error!(call, errno = self.errno, "{}", self.text);
-        let mut text = format!("{call}: {}", self.text);
+        let Inner { errno, kind, text } = *self.0;
+        tracing::error!(call, errno, "{text}");
+        let mut text = format!("{call}: {text}");
         text.retain(|c| c != '\0');
         let text = CString::new(text).unwrap_or_default();
-        let number = if self.errno > 0 { self.errno } else { libc::EIO };
+        let number = if errno > 0 { errno } else { libc::EIO };
         // A thread that is ending remembers nothing.
         let _ = LAST.try_with(|last| {
             if let Ok(mut last) = last.try_borrow_mut() {
-                *last = Some((self.kind, text));
+                *last = Some((kind, text));
             }
         });
         number
@@ -153,6 +161,7 @@ pub(crate) fn last_text() -> *const c_char {
         .unwrap_or(NOTHING.as_ptr())
 }
 
+#[inline]
 fn caught<R>(call: &'static str, body: impl FnOnce() -> Result<R, Failure>) -> Result<R, c_int> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Ok(value),

@@ -2,18 +2,19 @@
 //! under the prefix `gdrx_`. What callers may rely on is written in `include/gdrapi.h` and `include/gdrapi_ext.h`.
 //!
 //! ```text
-//! abi, ext ──► sessions ──► pins ──► window        entry points; tables; the mapping that copies use
-//!    └─────► failure        └─ slab ─┘             panics and errors; handles
+//! abi, ext ──► sessions ──► pins ──► window ──► marks    entry points; tables; the mapping that copies use
+//!    └─────► failure        └─ slab ─┘                   panics and errors; handles
 //! ```
 //!
-//! Raw pointers are dealt with in `abi` and `ext` alone. Behind them everything is safe code, apart from the promise
-//! that memory stays allocated while it is mapped, which is the C caller's.
+//! C's pointers are dealt with in `abi` and `ext` alone. Behind them the code is safe but for two things: `window` reads a
+//! mapping that `marks` keep alive, and that memory stays allocated while it is mapped is the C caller's promise.
 
 pub mod abi;
 mod cost;
 pub mod ext;
 pub mod failure;
 mod log;
+mod marks;
 mod pins;
 mod sessions;
 mod slab;

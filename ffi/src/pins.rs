@@ -95,8 +95,11 @@ pub(crate) fn unpin(session: u64, handle: u64) -> Result<(), Failure> {
 pub(crate) fn unpin_left(handle: u64) -> Result<(), Failure> {
     let slot = PINS.retire(handle)?;
     let pin = lock(&slot.pin).take();
-    let unmapped = slot.window.retire().map_or(Ok(()), |mapped| mapped.mapping.unmap());
-    PINS.recycle(handle);
+    let (mapped, is_free) = slot.window.retire_for_good(handle);
+    let unmapped = mapped.map_or(Ok(()), |mapped| mapped.mapping.unmap());
+    if is_free {
+        PINS.recycle(handle);
+    }
     let unpinned = match pin.map(|pin| pin.pinned.unpin()) {
         // A copy that races with this call keeps the memory until it is done.
         Some(Err(error)) if error.error().kind() != gdrcopy::ErrorKind::Mapped => Err(gdrcopy::Error::from(error)),
@@ -125,7 +128,7 @@ pub(crate) fn map(session: u64, handle: u64, part: Part) -> Result<(*mut u8, usi
         let mapping = pin.pinned.map()?;
         let how = How { mapping_type: mapping.mapping_type(), took: mapping.facts().map_time };
         let at = mapping.as_ptr().map_addr(|base| base + first);
-        window.install(Mapped { handle, mapping, first, len }).map_err(|_| {
+        window.install(Box::new(Mapped { handle, mapping, first, len })).map_err(|_| {
             let text = "copies through this handle's last mapping are still at work";
             Failure::new(libc::EAGAIN, Kind::AlreadyMapped, text)
         })?;
@@ -172,7 +175,21 @@ pub(crate) fn info(session: u64, handle: u64) -> Result<Info, Failure> {
 #[inline]
 pub(crate) fn with_mapping<R>(handle: u64, copy: impl FnOnce(&Mapped) -> Result<R, Failure>) -> Result<R, Failure> {
     let slot = PINS.find(handle).ok_or_else(Failure::unknown_handle)?;
-    slot.window.with(handle, copy).unwrap_or_else(|| Err(Failure::not_mapped()))
+    let result = slot.window.with(handle, copy);
+    if slot.window.has_leftover() {
+        clear(&slot.window);
+    }
+    result.unwrap_or_else(|| Err(Failure::not_mapped()))
+}
+
+/// The last copy to leave a window that was unmapped under it drops the mapping.
+#[cold]
+fn clear(window: &Window) {
+    let reaped = window.reap();
+    drop(reaped.mapped);
+    if let Some(orphan) = reaped.orphan {
+        PINS.recycle(orphan);
+    }
 }
 
 /// As `with_mapping`, with the offset in the mapping of `len` bytes at `at`.

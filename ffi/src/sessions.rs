@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gdrcopy::{BackendKind, DeviceBuffer, ErrorKind, Session};
 
 use crate::failure::{Failure, Kind};
-use crate::pins;
 use crate::slab::Slab;
+use crate::{marks, pins};
 
 static SESSIONS: Slab<Mutex<Option<Arc<Open>>>> = Slab::new();
 
@@ -81,6 +81,7 @@ fn check_dmabuf_request() -> Result<(), Failure> {
 }
 
 pub(crate) fn open(backend: Option<&str>) -> Result<u64, Failure> {
+    marks::init();
     let mut builder = Session::builder();
     match backend {
         Some(name) => builder = builder.backend(name.parse::<BackendKind>()?),
@@ -112,7 +113,7 @@ pub(crate) fn close(handle: u64) -> Result<(), Failure> {
     for pin in pins {
         match pins::unpin_left(pin) {
             // Another thread was faster.
-            Err(failure) if failure.kind == Kind::InvalidHandle => {}
+            Err(failure) if failure.kind() == Kind::InvalidHandle => {}
             unpinned => result = result.and(unpinned),
         }
     }

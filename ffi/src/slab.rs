@@ -133,6 +133,11 @@ impl<T: Default> Slab<T> {
         won.map(|_| value).map_err(|_| Failure::unknown_handle())
     }
 
+    /// The values of all slots, those of free ones too.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        (0..self.used.load(Ordering::Acquire)).filter_map(|index| self.slot(index)).map(|slot| &slot.value)
+    }
+
     /// Makes a retired handle's slot free.
     pub(crate) fn recycle(&self, handle: u64) {
         let index = index_of(handle);
