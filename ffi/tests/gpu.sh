@@ -4,7 +4,8 @@
 #
 #   ffi/tests/gpu.sh PREFIX
 #
-# PREFIX is what `cargo xtask install --prefix PREFIX` filled (headers in include/, libraries in lib/). Logs go to ${OUT:-./out}.
+# PREFIX is what `cargo xtask install --prefix PREFIX` filled elsewhere (headers in include/, libraries in lib/); a folder in
+# the ignored bundle/ is a good place. Logs go to ${OUT:-./out}; LIMIT is the seconds after which one run is killed (240).
 # The last line is the count of runs; the exit status is 0 only if none failed.
 set -u
 

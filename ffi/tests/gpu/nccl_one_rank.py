@@ -4,17 +4,14 @@ With NCCL_GDRCOPY_ENABLE=1 its creation pins and maps the 1 MiB work FIFO throug
 and unpins it; NCCL_DEBUG=INFO says so.
 """
 
-import os
-
 import torch
 import torch.distributed as dist
 
-os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-os.environ.setdefault("MASTER_PORT", "29577")
 torch.cuda.set_device(0)
 print("torch", torch.__version__, "NCCL", torch.cuda.nccl.version(), flush=True)
-for _ in range(2):
-    dist.init_process_group("nccl", rank=0, world_size=1, device_id=torch.device("cuda", 0))
+for port in (29577, 29578):
+    where = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("nccl", init_method=where, rank=0, world_size=1, device_id=torch.device("cuda", 0))
     numbers = torch.arange(1000, device="cuda", dtype=torch.float32)
     dist.all_reduce(numbers)
     torch.cuda.synchronize()
