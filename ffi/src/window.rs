@@ -1,6 +1,6 @@
 //! The mapping of a pin, used by copies without a lock and taken away by unmap without waiting.
 //!
-//! A copy marks the pin as in use (see `marks`) and then looks for the mapping. Unmap takes it out of sight and then looks
+//! A copy marks the window as in use (see `marks`) and then looks for the mapping. Unmap takes it out of sight and then looks
 //! for marks. If there are some, which is an error of the caller, the mapping is left over for the last of those copies to
 //! drop. No copy ever touches address space that is no longer this mapping's.
 
@@ -33,6 +33,12 @@ impl Mapped {
         (len <= room).then_some(offset)
     }
 }
+
+/// Threads share it through a pointer, which hides from the compiler whether they may.
+const _: fn() = || {
+    fn is_shared_between_threads<T: Send + Sync>() {}
+    is_shared_between_threads::<Mapped>();
+};
 
 /// Holds at most one mapping.
 #[derive(Debug, Default)]

@@ -65,6 +65,13 @@ fn names(nm: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// The symbols that a file defines: `--dynamic` or `--extern-only`.
+fn defined(log: &mut Log, which: &str, file: &Path) -> Result<BTreeSet<String>, String> {
+    let mut nm = command("nm", [which, "--defined-only", "--format=posix"]);
+    nm.arg(file);
+    Ok(names(&capture(log, nm)?))
+}
+
 fn compare(what: &str, found: &BTreeSet<String>, expected: &BTreeSet<String>) -> Result<(), String> {
     let list = |names: Vec<&String>| names.into_iter().take(10).cloned().collect::<Vec<_>>().join(", ");
     let (missing, extra) = (list(expected.difference(found).collect()), list(found.difference(expected).collect()));
@@ -88,63 +95,33 @@ pub(crate) fn localise(log: &mut Log, workspace: &Workspace, from: &Path, to: &P
     // Without --gc-sections, which makes weak references to newer functions of the C library local, then strong. Groups
     // would still be told apart by their names, and one library's copy be dropped for the other's.
     let mut link = command("ld", ["-r", "--force-group-allocation", "--strip-debug", "-o"]);
-    run(log, {
-        link.arg(&object).arg(format!("@{}", roots.display())).arg(from);
-        link
-    })?;
+    link.arg(&object).arg(format!("@{}", roots.display())).arg(from);
+    run(log, link)?;
     // The standard library comes with its bitcode, which is of no use here and which older binutils choke on.
     let mut strip = command("objcopy", ["--remove-section=.llvmbc", "--remove-section=.llvmcmd"]);
-    run(log, {
-        strip.arg(&object);
-        strip
-    })?;
-    let mut nm = command("nm", ["--extern-only", "--defined-only", "--format=posix"]);
-    let defined = names(&capture(log, {
-        nm.arg(&object);
-        nm
-    })?);
+    strip.arg(&object);
+    run(log, strip)?;
+    let defined = defined(log, "--extern-only", &object)?;
     let hidden = listed("hidden", defined.difference(&keep).map(|name| format!("{name}\n")).collect())?;
     let mut hide = command("objcopy", [format!("--localize-symbols={}", hidden.display())]);
-    run(log, {
-        hide.arg(&object);
-        hide
-    })?;
+    hide.arg(&object);
+    run(log, hide)?;
     let _ = fs::remove_file(to);
     let mut pack = command("ar", ["rcsD"]);
-    run(log, {
-        pack.arg(to).arg(&object);
-        pack
-    })
+    pack.arg(to).arg(&object);
+    run(log, pack)
 }
 
 pub(crate) fn check(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
     let stage = stage(log, workspace)?;
     let expected = expected(workspace)?;
     let (shared, archive) = (stage.lib().join(SONAME), stage.lib().join("libgdrapi.a"));
-    let mut nm = command("nm", ["--dynamic", "--defined-only", "--format=posix"]);
-    compare(
-        "libgdrapi.so",
-        &names(&capture(log, {
-            nm.arg(&shared);
-            nm
-        })?),
-        &expected,
-    )?;
-    let mut nm = command("nm", ["--extern-only", "--defined-only", "--format=posix"]);
-    compare(
-        "libgdrapi.a",
-        &names(&capture(log, {
-            nm.arg(&archive);
-            nm
-        })?),
-        &expected,
-    )?;
+    compare("libgdrapi.so", &defined(log, "--dynamic", &shared)?, &expected)?;
+    compare("libgdrapi.a", &defined(log, "--extern-only", &archive)?, &expected)?;
 
     let mut readelf = command("readelf", ["--dynamic", "--wide"]);
-    let dynamic = capture(log, {
-        readelf.arg(&shared);
-        readelf
-    })?;
+    readelf.arg(&shared);
+    let dynamic = capture(log, readelf)?;
     let entries = |tag: &str| -> BTreeSet<String> {
         let lines = dynamic.lines().filter(|line| line.contains(tag));
         lines.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())).collect()

@@ -306,10 +306,8 @@ fn static_link(log: &mut Log, stage: &Layout, out: &Path) -> Result<(), String> 
     let (rust, c) = (write("other.rs", OTHER_RUST)?, write("beside.c", BESIDE_IT)?);
     let other = out.join("libother.a");
     let mut build = command("rustc", ["--edition=2024", "--crate-type=staticlib", "-O", "-o"]);
-    run(log, {
-        build.arg(&other).arg(&rust);
-        build
-    })?;
+    build.arg(&other).arg(&rust);
+    run(log, build)?;
     // Either order: whichever comes first must not satisfy, or clash with, the second.
     let archive = stage.lib().join("libgdrapi.a");
     for (name, libraries) in [("beside-1", [&archive, &other]), ("beside-2", [&other, &archive])] {

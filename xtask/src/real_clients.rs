@@ -171,11 +171,8 @@ fn unpacked(log: &mut Log, workspace: &Workspace, wheel: Wheel) -> Result<Option
     let mut pip = command("python3", ["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]);
     pip.args(["--only-binary=:all:", "--disable-pip-version-check", "--retries=1", "--timeout=20"]);
     log.take();
-    let downloaded = run(log, {
-        pip.arg("--dest").arg(&download).arg("--requirement").arg(&list);
-        pip
-    });
-    if let Err(error) = downloaded {
+    pip.arg("--dest").arg(&download).arg("--requirement").arg(&list);
+    if let Err(error) = run(log, pip) {
         // pip checks the hash itself; that it differs is no matter of the network.
         let mismatch = log.take().iter().any(|line| line.contains("DO NOT MATCH THE HASHES"));
         return if mismatch { Err(error) } else { Ok(None) };
@@ -183,10 +180,8 @@ fn unpacked(log: &mut Log, workspace: &Workspace, wheel: Wheel) -> Result<Option
     let unpack = "import glob, sys, zipfile\n\
                   for name in glob.glob(sys.argv[1] + '/*.whl'):\n    zipfile.ZipFile(name).extractall(sys.argv[2])\n";
     let mut python = command("python3", ["-c", unpack]);
-    run(log, {
-        python.arg(&download).arg(&root);
-        python
-    })?;
+    python.arg(&download).arg(&root);
+    run(log, python)?;
     std::fs::remove_dir_all(&download).map_err(fail(&download))?;
     std::fs::write(root.join("done"), "").map_err(fail(&root))?;
     Ok(Some(root))
