@@ -213,6 +213,28 @@ impl Session {
         Ok(Pinned::new(Arc::clone(&self.inner), pin, &range, started.elapsed()))
     }
 
+    /// Takes hold of the whole 64 KiB GPU pages around `len` bytes at `addr`: for the C interface, whose clients count in
+    /// such pages and round up to them on their own. The pin starts at the page's first byte and may show neighbours of
+    /// the allocation in the same memory object, though never another process's memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::pin`]; `OutOfBounds` if the pages are not inside the memory object.
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceRange::from_raw`], for the allocations in all of these pages.
+    #[doc(hidden)]
+    #[allow(unsafe_code, reason = "the caller vouches for the allocation; nothing is accessed here")]
+    pub unsafe fn pin_pages(&self, addr: impl Into<crate::GpuAddr>, len: usize) -> Result<Pinned<'static>> {
+        self.inner.owner.check("pin")?;
+        let asked = crate::range::Span::new("pin", addr.into(), len)?;
+        let pages = asked.gpu_pages("pin")?;
+        let started = std::time::Instant::now();
+        let pin = self.inner.backend().pin_pages(asked)?;
+        Ok(Pinned::new(Arc::clone(&self.inner), pin, &DeviceRange::borrowed(pages), started.elapsed()))
+    }
+
     /// Takes hold of memory that another process exported with [`DeviceBuffer::export`] and handed over as a file
     /// descriptor. This process needs no CUDA of its own.
     ///

@@ -23,8 +23,6 @@ use crate::cuda::{
     pointer::{Block, Pools},
 };
 
-const GPU_PAGE: u64 = 64 << 10;
-
 /// The backend.
 #[derive(Debug)]
 pub(crate) struct Gdrdrv {
@@ -36,6 +34,17 @@ impl Gdrdrv {
         let module = Module::open()?;
         tracing::debug!(version = %module.version(), persistent = module.persistent(), "gdrdrv is open");
         Ok(Self { module: Arc::new(module) })
+    }
+}
+
+impl Gdrdrv {
+    /// Pins the pages around `asked`, and shows `shown` of them.
+    fn hold(&self, asked: Span, shown: Span) -> Result<Box<dyn Pin>> {
+        let known = Known::of(asked)?;
+        let pages = asked.gpu_pages("pin")?;
+        let handle = self.module.pin(pages.addr.raw(), u64_of(pages.len)).map_err(|errno| refused(errno, asked))?;
+        let head = usize_of(shown.addr.raw() - pages.addr.raw());
+        Ok(Box::new(GdrPin { module: Arc::clone(&self.module), handle, asked, span: shown, head, known }))
     }
 }
 
@@ -139,14 +148,11 @@ impl Backend for Gdrdrv {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        let known = Known::of(span)?;
-        let start = span.addr.raw() & !(GPU_PAGE - 1);
-        let end = span.end().checked_next_multiple_of(GPU_PAGE).ok_or_else(|| {
-            Error::new("pin", ErrorKind::InvalidArgument, "the range's last GPU page ends past the address space")
-        })?;
-        let handle = self.module.pin(start, end - start).map_err(|errno| refused(errno, span))?;
-        let head = usize_of(span.addr.raw() - start);
-        Ok(Box::new(GdrPin { module: Arc::clone(&self.module), handle, span, head, known }))
+        self.hold(span, span)
+    }
+
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        self.hold(asked, asked.gpu_pages("pin")?)
     }
 
     fn close(&self) -> Result<()> {
@@ -191,6 +197,8 @@ fn refused(errno: i32, span: Span) -> Error {
 struct GdrPin {
     module: Arc<Module>,
     handle: u64,
+    /// What the program named, of which CUDA is asked.
+    asked: Span,
     span: Span,
     /// Bytes of the first GPU page before the range.
     head: usize,
@@ -240,7 +248,7 @@ impl Pin for GdrPin {
     }
 
     fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
-        if self.module.freed(self.handle)? || !self.known.still(self.span) {
+        if self.module.freed(self.handle)? || !self.known.still(self.asked) {
             return Err(self.stale());
         }
         if let Some(want) = want {

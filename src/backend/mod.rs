@@ -219,6 +219,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Takes hold of the device memory of `span`.
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>>;
 
+    /// Takes hold of the whole GPU pages around `asked`, which parts of an allocation, or the rest of its memory object,
+    /// may share: what a driver pins when it is asked for less.
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        self.pin(asked.gpu_pages("pin")?)
+    }
+
     /// Takes hold of memory that another process exported as a file descriptor.
     fn pin_export(&self, fd: std::os::fd::BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Box<dyn Pin>> {
         let _ = (fd, gpu, bytes);
