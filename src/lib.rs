@@ -60,7 +60,9 @@
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
 
 mod backend;
+mod batch;
 mod buffer;
+mod builder;
 pub mod copy;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -68,6 +70,7 @@ mod error;
 mod gpu;
 mod mapping;
 mod pinned;
+mod publish;
 mod range;
 mod session;
 mod sys;
@@ -77,10 +80,13 @@ pub mod tool;
 
 pub use backend::emulated;
 pub use backend::{AfterFree, Allocator, BackendKind, MappingType, RmLevel, Semantics};
+pub use batch::Batch;
 pub use buffer::DeviceBuffer;
+pub use builder::{ProbeReport, SessionBuilder};
 pub use error::{Error, ErrorKind, Feature, MemoryKind, Result};
 pub use gpu::{Bar1, GpuInfo, Link, PciAddress};
-pub use mapping::{Batch, Flag, Mapping, MappingFacts};
+pub use mapping::{Mapping, MappingFacts};
 pub use pinned::{Pinned, UnpinError};
+pub use publish::Flag;
 pub use range::{DeviceRange, GpuAddr};
-pub use session::{CloseError, ProbeReport, Session, SessionBuilder};
+pub use session::{CloseError, Session};

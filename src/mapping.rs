@@ -12,9 +12,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::backend::{AfterFree, MappingType, View};
 use crate::copy::{self, Routine, fence};
-use crate::error::{Error, ErrorKind, Feature, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 use crate::pinned::PinCore;
+use crate::publish::Publish;
 use crate::range::{GpuAddr, Span};
 use crate::sys::process::{Owner, wrong_process};
 
@@ -45,13 +46,13 @@ pub struct Mapping<'a> {
     len: usize,
     routine: &'static Routine,
     owner: Owner,
-    publish: Publish,
+    pub(crate) publish: Publish,
     addr: GpuAddr,
     map_time: Duration,
     /// Released in the opener's process only, and before the pin.
     view: ManuallyDrop<Box<dyn View>>,
     released: bool,
-    core: Arc<PinCore>,
+    pub(crate) core: Arc<PinCore>,
     range: PhantomData<&'a ()>,
 }
 
@@ -60,44 +61,6 @@ pub struct Mapping<'a> {
 unsafe impl Send for Mapping<'_> {}
 // SAFETY: as above; shared access only reads the fields.
 unsafe impl Sync for Mapping<'_> {}
-
-/// How data and a flag reach the device in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Publish {
-    Ordered,
-    CudaFlush,
-    Refused,
-}
-
-/// An unsigned integer that a flag can be: `u32` or `u64`.
-pub trait Flag: Copy + sealed::Sealed {}
-
-mod sealed {
-    pub trait Sealed {
-        /// Stores with one access.
-        ///
-        /// # Safety
-        ///
-        /// `dst` is writable device or host memory, aligned to the size of `Self`.
-        unsafe fn store(self, dst: *mut u8);
-    }
-}
-
-impl Flag for u32 {}
-impl sealed::Sealed for u32 {
-    unsafe fn store(self, dst: *mut u8) {
-        // SAFETY: the caller's duty.
-        unsafe { copy::store_u32(dst.cast(), self) }
-    }
-}
-
-impl Flag for u64 {}
-impl sealed::Sealed for u64 {
-    unsafe fn store(self, dst: *mut u8) {
-        // SAFETY: the caller's duty.
-        unsafe { copy::store_u64(dst.cast(), self) }
-    }
-}
 
 /// What is known about a mapping beyond its length and address.
 #[non_exhaustive]
@@ -117,17 +80,18 @@ pub struct MappingFacts {
 
 impl<'a> Mapping<'a> {
     pub(crate) fn new(core: Arc<PinCore>, view: Box<dyn View>, span: Span, map_time: Duration) -> Self {
-        let publish = match (core.facts().ordered_writes, core.session.allow_cuda_flush()) {
-            (true, _) => Publish::Ordered,
-            (false, true) => Publish::CudaFlush,
-            (false, false) => Publish::Refused,
+        let routine = match view.mapping_type() {
+            // Wider accesses than 8 bytes are not for such memory.
+            MappingType::Device => copy::scalar_routine(),
+            _ => core.session.routine(),
         };
+        let publish = Publish::decide(core.facts().ordered_writes, core.session.allow_cuda_flush());
         let base = view.ptr().as_ptr();
         debug_assert_eq!(base.addr() % 64, crate::sys::num::usize_of(span.addr.raw()) % 64, "alignment carries over");
         Self {
             base,
             len: span.len,
-            routine: core.session.routine(),
+            routine,
             owner: core.session.owner(),
             publish,
             addr: span.addr,
@@ -153,7 +117,7 @@ impl<'a> Mapping<'a> {
     }
 
     #[inline]
-    fn aligned(&self, op: &'static str, offset: usize, size: usize) -> Result<*mut u8> {
+    pub(crate) fn aligned(&self, op: &'static str, offset: usize, size: usize) -> Result<*mut u8> {
         let at = self.at(op, offset, size)?;
         if at.addr().is_multiple_of(size) { Ok(at) } else { Err(self.misaligned(op, offset, size)) }
     }
@@ -196,7 +160,7 @@ impl<'a> Mapping<'a> {
     }
 
     #[inline]
-    fn posted(&self, op: &'static str, offset: usize, from: &[u8]) -> Result<()> {
+    pub(crate) fn posted(&self, op: &'static str, offset: usize, from: &[u8]) -> Result<()> {
         let dst = self.at(op, offset, from.len())?;
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
         // overlap.
@@ -324,57 +288,6 @@ impl<'a> Mapping<'a> {
         Ok(value)
     }
 
-    /// Posted writes with one fence after the last of them, also when `writes` returns early or panics.
-    ///
-    /// # Errors
-    ///
-    /// What `writes` returns.
-    #[inline]
-    pub fn batch<R>(&self, writes: impl FnOnce(&Batch<'_, 'a>) -> Result<R>) -> Result<R> {
-        writes(&Batch { mapping: self })
-    }
-
-    /// Writes `data`, and then `flag` so that a kernel which sees the flag (`ld.acquire.sys`) sees the data.
-    ///
-    /// # Errors
-    ///
-    /// `UnsupportedFeature` where the GPU does not order such writes and
-    /// [`SessionBuilder::allow_cuda_flush`](crate::SessionBuilder::allow_cuda_flush) was not given: decided when the
-    /// mapping was made. `InvalidArgument` if the flag is misaligned, `OutOfBounds`, `WrongProcess`. Nothing was written
-    /// then.
-    #[inline]
-    pub fn publish<F: Flag>(&self, data_offset: usize, data: &[u8], flag_offset: usize, flag: F) -> Result<()> {
-        if self.publish == Publish::Refused {
-            return Err(self.publish_refused());
-        }
-        let flag_at = self.aligned("publish", flag_offset, size_of::<F>())?;
-        self.posted("publish", data_offset, data)?;
-        fence::store();
-        if self.publish == Publish::CudaFlush {
-            self.core.cuda_flush()?;
-        }
-        // SAFETY: in the live window and aligned.
-        unsafe { flag.store(flag_at) };
-        fence::store();
-        Ok(())
-    }
-
-    #[cold]
-    fn publish_refused(&self) -> Error {
-        Error::new(
-            "publish",
-            ErrorKind::UnsupportedFeature(Feature::Publish),
-            "this GPU does not order a CPU's writes to its memory by itself",
-        )
-        .remedy("open the session with allow_cuda_flush(), which costs a CUDA call for each publish")
-    }
-
-    /// Whether [`Mapping::publish`] works without a CUDA call.
-    #[must_use]
-    pub fn publish_is_ordered(&self) -> bool {
-        self.publish == Publish::Ordered
-    }
-
     /// Stores one whole 64-byte line, without a fence, at an offset where the device address is a multiple of 64.
     ///
     /// Where [`Mapping::post_line_is_atomic`] says no, the line still leaves as one packet as a rule, but nothing
@@ -497,60 +410,5 @@ impl fmt::Debug for Mapping<'_> {
             .field("mapping_type", &self.mapping_type())
             .field("routine", &self.routine.name())
             .finish_non_exhaustive()
-    }
-}
-
-/// Posted writes that are fenced together when the batch ends. Made by [`Mapping::batch`].
-#[derive(Debug)]
-pub struct Batch<'b, 'a> {
-    mapping: &'b Mapping<'a>,
-}
-
-impl Batch<'_, '_> {
-    /// [`Mapping::write_posted`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::write`].
-    #[inline]
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.mapping.write_posted(offset, from)
-    }
-
-    /// [`Mapping::store_u32_posted`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::store_u32`].
-    #[inline]
-    pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
-        self.mapping.store_u32_posted(offset, value)
-    }
-
-    /// [`Mapping::store_u64_posted`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::store_u32`].
-    #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
-        self.mapping.store_u64_posted(offset, value)
-    }
-
-    /// [`Mapping::post_line`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::post_line`].
-    #[inline]
-    pub fn post_line(&self, offset: usize, line: &[u8; 64]) -> Result<()> {
-        self.mapping.post_line(offset, line)
-    }
-}
-
-impl Drop for Batch<'_, '_> {
-    #[inline]
-    fn drop(&mut self) {
-        fence::store();
     }
 }

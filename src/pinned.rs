@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Pin, PinFacts};
+use crate::backend::{MappingType, Pin, PinFacts};
 use crate::buffer::DeviceBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
@@ -100,13 +100,27 @@ impl<'a> Pinned<'a> {
     /// `AlreadyMapped` while an earlier mapping lives, `Stale` if the memory was freed or replaced since it was pinned,
     /// `Bar1Exhausted`, `OutOfMemory`, `WrongProcess`.
     pub fn map(&self) -> Result<Mapping<'a>> {
+        self.map_type(None)
+    }
+
+    /// [`Pinned::map`], cached by the CPU in this way and no other.
+    ///
+    /// # Errors
+    ///
+    /// `UnsupportedFeature(MappingType)` where the backend or the memory has another type only; otherwise as
+    /// [`Pinned::map`].
+    pub fn map_as(&self, want: MappingType) -> Result<Mapping<'a>> {
+        self.map_type(Some(want))
+    }
+
+    fn map_type(&self, want: Option<MappingType>) -> Result<Mapping<'a>> {
         self.core.session.owner().check("map")?;
         if self.core.mapped.swap(true, Ordering::AcqRel) {
             return Err(Error::new("map", ErrorKind::AlreadyMapped, "the pin already has a live mapping")
                 .remedy("use that mapping from every thread, or drop it first"));
         }
         let started = Instant::now();
-        match self.core.pin.map() {
+        match self.core.pin.map(want) {
             Ok(view) => Ok(Mapping::new(Arc::clone(&self.core), view, self.span, started.elapsed())),
             Err(error) => {
                 self.core.unmapped();

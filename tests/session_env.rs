@@ -142,7 +142,7 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
     says(
         &[("GDRCOPY_BACKEND", "rdma")],
         "",
-        &[bad, "GDRCOPY_BACKEND: unknown backend 'rdma'; choose one of: rm, emulated"],
+        &[bad, "GDRCOPY_BACKEND: unknown backend 'rdma'; choose one of: gdrdrv, rm, emulated"],
     );
     says(&[("GDRCOPY_BACKEND", "RM")], "", &[bad, "GDRCOPY_BACKEND"]);
     says(&[("GDRCOPY_RM", "all")], "", &[bad, "GDRCOPY_RM: unknown rm level 'all'; choose one of: off, vmm, ipc"]);
@@ -204,13 +204,14 @@ fn ignoring_the_environment_ignores_all_of_it() {
 fn probing_never_ends_in_emulated_gpus() {
     let found = says(&[], "", &[]);
     if found.starts_with("opened") {
-        assert!(found.starts_with("opened rm") && found.contains("chosen by probing"), "{found}");
+        assert!(!found.starts_with("opened emulated") && found.contains("chosen by probing"), "{found}");
         return;
     }
     let asked = says(&[], "backend=rm", &["failed"]);
     let cause = asked.split_once("open: ").expect("the operation").1.split("; ").next().expect("the cause");
     let cause = cause.split(" (").next().expect("without the system's word");
-    assert!(found.contains(&format!("open: no backend works here: rm: {cause}")), "{found}");
+    assert!(found.contains("open: no backend works here: gdrdrv: "), "{found}");
+    assert!(found.contains(&format!("; rm: {cause}")), "{found}");
     assert!(found.ends_with("; for a try without a GPU set GDRCOPY_BACKEND=emulated"), "{found}");
     says(&[("GDRCOPY_EMULATED_GPUS", "4")], "", &["failed"]);
     if !cfg!(feature = "cuda") {

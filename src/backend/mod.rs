@@ -12,6 +12,7 @@ use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GpuAddr, Span};
 
 pub mod emulated;
+pub(crate) mod gdrdrv;
 #[cfg(feature = "cuda")]
 pub(crate) mod rm;
 
@@ -19,6 +20,8 @@ pub(crate) mod rm;
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BackendKind {
+    /// The kernel module `gdrdrv`, ours or upstream's, versions 2.0 to 2.6.
+    Gdrdrv,
     /// The resource manager of the stock NVIDIA driver: no further kernel module. Needs feature `cuda`.
     Rm,
     /// Host memory standing in for GPUs. Only on request.
@@ -26,12 +29,14 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    const ALL: [Self; 2] = [Self::Rm, Self::Emulated];
+    /// In the order in which they are tried.
+    const ALL: [Self; 3] = [Self::Gdrdrv, Self::Rm, Self::Emulated];
 
     /// The name used in `GDRCOPY_BACKEND` and in every report.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Gdrdrv => "gdrdrv",
             Self::Rm => "rm",
             Self::Emulated => "emulated",
         }
@@ -107,6 +112,8 @@ pub enum MappingType {
     WriteCombining,
     /// Ordinary cached memory.
     Cached,
+    /// Device memory: single accesses of up to 8 aligned bytes, in order, nothing gathered.
+    Device,
 }
 
 impl fmt::Display for MappingType {
@@ -114,6 +121,7 @@ impl fmt::Display for MappingType {
         f.pad(match self {
             Self::WriteCombining => "WC",
             Self::Cached => "cached",
+            Self::Device => "device",
         })
     }
 }
@@ -241,11 +249,26 @@ pub(crate) trait Pin: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Makes the whole range appear.
-    fn map(&self) -> Result<Box<dyn View>>;
+    /// Makes the whole range appear, mapped as wanted, or as the backend does it by itself.
+    fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>>;
 
     /// Lets go. Called once, with no view left.
     fn release(&mut self) -> Result<()>;
+}
+
+/// Refuses a mapping type that a backend with but one does not have.
+pub(crate) fn only(kind: BackendKind, has: MappingType, want: Option<MappingType>) -> Result<()> {
+    match want {
+        Some(want) if want != has => Err(no_such_type(kind, want)),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+pub(crate) fn no_such_type(kind: BackendKind, want: MappingType) -> Error {
+    let cause = format!("backend '{kind}' cannot map this memory as '{want}'");
+    Error::new("map", ErrorKind::UnsupportedFeature(crate::Feature::MappingType), cause)
+        .remedy("map it without asking for a type")
 }
 
 /// Device memory in this process's address space.
@@ -312,6 +335,6 @@ mod tests {
             assert_eq!(name.parse::<Allocator>().unwrap(), how);
         }
         let error = "rdma".parse::<BackendKind>().unwrap_err().to_string();
-        assert!(error.contains("unknown backend 'rdma'") && error.contains("rm, emulated"), "{error}");
+        assert!(error.contains("unknown backend 'rdma'") && error.contains("gdrdrv, rm, emulated"), "{error}");
     }
 }

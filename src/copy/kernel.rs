@@ -215,6 +215,12 @@ impl Routine {
 }
 
 static SCALAR: Routine = Routine::of::<Scalar>();
+
+/// The routine that makes single accesses of up to 8 bytes only.
+pub(crate) fn scalar_routine() -> &'static Routine {
+    &SCALAR
+}
+
 static SSE41: Routine = Routine::of::<Sse41>();
 static AVX2: Routine = Routine::of::<Avx2>();
 static AVX512: Routine = Routine::of::<Avx512>();

@@ -110,9 +110,16 @@ fn refuse(addr: GpuAddr, kind: MemoryKind, what: &'static str, remedy: &'static 
     Error::new("pin", ErrorKind::UnsupportedMemory(kind), format!("{addr} is {what}")).remedy(remedy)
 }
 
+/// Whether memory of stream-ordered pools will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pools {
+    Fine,
+    Refused,
+}
+
 impl Block {
     /// Looks a pointer up, refusing by name what can never be mapped.
-    pub(crate) fn of(driver: &Driver, addr: GpuAddr) -> Result<Self> {
+    pub(crate) fn of(driver: &Driver, addr: GpuAddr, pools: Pools) -> Result<Self> {
         let attributes = attributes(driver, addr)?;
         match attributes.memory_type {
             _ if attributes.managed != 0 => {
@@ -141,7 +148,7 @@ impl Block {
                 ));
             }
         }
-        if !attributes.pool.is_null() {
+        if !attributes.pool.is_null() && pools == Pools::Refused {
             return Err(refuse(
                 addr,
                 MemoryKind::Pool,
@@ -169,6 +176,11 @@ impl Block {
         // The range of such memory may be a whole reservation; what one handle backs is the mapping.
         (self.base, self.bytes) = (self.mapping.base, self.mapping.bytes);
         self
+    }
+
+    /// The allocation, or for `cuMemCreate` memory its mapping.
+    pub(crate) fn around(self, driver: &'static Driver, addr: GpuAddr) -> Self {
+        if super::memory::VmmHandle::behind(driver, addr).is_some() { self.vmm() } else { self }
     }
 
     pub(crate) fn end(&self) -> u64 {

@@ -4,6 +4,8 @@
 
 #![allow(unsafe_code, reason = "system calls and raw address space are this module's whole purpose")]
 
+pub(crate) mod gdrdrv;
+pub(crate) mod ioctl;
 pub(crate) mod num;
 pub(crate) mod process;
 #[cfg(feature = "cuda")]

@@ -3,10 +3,10 @@
 //! Numbers, classes and layouts are facts of the open kernel modules (MIT), the same in branches 535 to 595; see
 //! PROVENANCE.md. Every call has two results: the ioctl's own `errno`, and an RM status in the structure.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
 
+use super::ioctl;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 
@@ -127,22 +127,15 @@ pub(crate) struct DeviceFile(File);
 
 impl DeviceFile {
     pub(crate) fn open(path: &str) -> Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(path);
-        file.map(Self).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            let failed = Error::from_errno("open", errno, format!("{path} cannot be opened"));
-            match errno {
-                libc::ENOENT | libc::ENXIO | libc::ENODEV => {
-                    let cause = format!("{path} does not exist or leads nowhere");
-                    Error::new("open", ErrorKind::NoDriver, cause).errno(errno).remedy(
-                        "load the NVIDIA driver (nvidia-smi creates its device files), or pass them into the container",
-                    )
-                }
-                libc::EACCES | libc::EPERM => failed.remedy(format!(
-                    "give this user read and write access to {path}, or pass the device into the container"
-                )),
-                _ => failed,
+        ioctl::open(path).map(Self).map_err(|errno| match errno {
+            libc::ENOENT | libc::ENXIO | libc::ENODEV => {
+                let cause = format!("{path} does not exist or leads nowhere");
+                let remedy =
+                    "load the NVIDIA driver (nvidia-smi creates its device files), or pass them into the container";
+                Error::new("open", ErrorKind::NoDriver, cause).errno(errno).remedy(remedy)
             }
+            libc::EACCES | libc::EPERM => ioctl::no_permission(path, errno),
+            _ => Error::from_errno("open", errno, format!("{path} cannot be opened")),
         })
     }
 
@@ -150,14 +143,9 @@ impl DeviceFile {
         loop {
             // SAFETY: every request number of this module goes with a structure of the size encoded in it, and all
             // pointers inside refer to live memory of the length stated beside them.
-            let result =
-                unsafe { libc::ioctl(self.0.as_raw_fd(), request(number, size_of::<T>()), &raw mut *argument) };
-            if result >= 0 {
-                return Ok(());
-            }
-            match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
-                libc::EINTR | libc::EAGAIN => {}
-                errno => return Err(RmFailure::Errno(errno)),
+            match unsafe { ioctl::call(&self.0, request(number, size_of::<T>()), argument) } {
+                Err(libc::EAGAIN) => {}
+                result => return result.map_err(RmFailure::Errno),
             }
         }
     }

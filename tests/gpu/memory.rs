@@ -259,3 +259,59 @@ fn a_kernel_reads_what_was_written_and_answers() {
     let range = DeviceRange::from_cuda::<u8, _>(&*lent).unwrap();
     assert_eq!((range.addr(), range.len()), (buffer.addr(), 4096));
 }
+
+#[test]
+fn cuda_malloc_memory_of_a_context_of_its_own() {
+    let Some(session) = support::session(RmLevel::Ipc) else { return };
+    let anchor = session.alloc(1).unwrap();
+    anchor.make_current().unwrap();
+    let mut context = std::ptr::null_mut();
+    let mut addr = 0;
+    let len = 70000;
+    unsafe {
+        check(sys::cuCtxCreate_v2(&mut context, 0, 0));
+        check(sys::cuMemAlloc_v2(&mut addr, len));
+    }
+    let range = unsafe { DeviceRange::from_raw(addr, len) }.unwrap();
+    let mapping = session.pin(range).unwrap().map().unwrap();
+    let data = pattern(21, len);
+    mapping.write(0, &data).unwrap();
+    mapping.flush().unwrap();
+    let mut seen = vec![0; len];
+    unsafe { check(sys::cuMemcpyDtoH_v2(seen.as_mut_ptr().cast(), addr, len)) };
+    assert!(seen == data);
+    drop(mapping);
+    unsafe {
+        check(sys::cuMemFree_v2(addr));
+        check(sys::cuCtxDestroy_v2(context));
+    }
+}
+
+/// Objects and addresses are given out again all the time, and every pin still finds its own memory.
+#[test]
+fn a_churn_of_cuda_malloc_blocks() {
+    let Some(session) = support::session(RmLevel::Ipc) else { return };
+    let mut live = Vec::new();
+    let mut state = 12345_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for round in 0..1500_u64 {
+        if live.len() > 60 || !live.is_empty() && random(3) == 0 {
+            drop(live.swap_remove(random(live.len())));
+            continue;
+        }
+        let range = [500, 40_000, 300_000, 2_090_000, 9 << 20][random(5)];
+        let buffer = session.alloc_as(0, 1 + random(range), Allocator::CuMemAlloc).unwrap();
+        let mapping = session.pin(&buffer).unwrap().map().unwrap();
+        let step = buffer.len().min(200);
+        let (there, mut seen) = (pattern(round, step), vec![0; step]);
+        mapping.write(buffer.len() - step, &there).unwrap();
+        mapping.flush().unwrap();
+        buffer.download(buffer.len() - step, &mut seen).unwrap();
+        assert!(seen == there, "round {round}");
+        drop(mapping);
+        live.push(buffer);
+    }
+}

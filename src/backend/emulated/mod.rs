@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, Semantics, View,
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, Semantics, View, only,
 };
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::gpu::{Bar1, GpuInfo};
@@ -317,7 +317,8 @@ impl Pin for EmulatedPin {
         PinFacts { after_free, pci: None, ordered_writes: true }
     }
 
-    fn map(&self) -> Result<Box<dyn View>> {
+    fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
+        only(BackendKind::Emulated, MappingType::Cached, want)?;
         let offset = self.found.offset;
         let (head, total) = page_cover(u64_of(offset), self.span.len, PAGE)
             .ok_or_else(|| Error::new("map", ErrorKind::InvalidArgument, "the range wraps"))?;

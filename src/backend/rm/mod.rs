@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::backend::{AfterFree, Allocation, Allocator, Backend, BackendKind, Pin, PinFacts, RmLevel, Semantics, View};
+use crate::backend::{
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, RmLevel, Semantics, View, only,
+};
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
-use crate::cuda::memory::{CudaAllocation, SHARED_BELOW, VmmHandle};
-use crate::cuda::nvml::Nvml;
-use crate::cuda::pointer::Block;
+use crate::cuda::memory::{SHARED_BELOW, VmmHandle};
+use crate::cuda::pointer::{Block, Pools};
 use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GPU_PAGE, GpuAddr, Span};
@@ -62,7 +63,7 @@ impl Rm {
     /// memory object `span` must be inside.
     fn hold(&self, span: Span, anchor: GpuAddr, whole_object: bool) -> Result<Box<dyn Pin>> {
         let driver = Driver::get()?;
-        let block = Block::of(driver, anchor)?;
+        let block = Block::of(driver, anchor, Pools::Refused)?;
         let device = Device::new(driver, block.ordinal)?;
         refuse_partitions(&device)?;
         let exportable = VmmHandle::behind(driver, anchor);
@@ -145,32 +146,11 @@ impl Backend for Rm {
     }
 
     fn gpus(&self) -> Result<Vec<GpuInfo>> {
-        let driver = Driver::get()?;
-        let nvml = Nvml::get();
-        (0..Device::count(driver)?)
-            .map(|ordinal| {
-                let device = Device::new(driver, ordinal)?;
-                let pci = device.pci()?;
-                Ok(GpuInfo {
-                    ordinal,
-                    name: device.name()?,
-                    pci: Some(pci),
-                    total_bytes: device.bytes()?,
-                    bar1: nvml.and_then(|nvml| nvml.bar1(pci)),
-                    link: nvml.and_then(|nvml| nvml.link(pci)),
-                    driver: nvml.and_then(Nvml::driver_version),
-                })
-            })
-            .collect()
+        crate::cuda::gpus()
     }
 
     fn alloc(&self, ordinal: Option<usize>, bytes: usize, how: Allocator) -> Result<Box<dyn Allocation>> {
-        let driver = Driver::get()?;
-        let device = match ordinal {
-            Some(ordinal) => Device::new(driver, ordinal)?,
-            None => Device::current_or_first(driver)?,
-        };
-        Ok(Box::new(CudaAllocation::new(device, bytes, how)?))
+        crate::cuda::allocate(ordinal, bytes, how)
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
@@ -222,7 +202,7 @@ fn allocated_near(driver: &Driver, asked: Span) -> GpuAddr {
     const ALIGN: usize = 256;
     let in_page = GPU_PAGE - usize_of(asked.addr.raw()) % GPU_PAGE;
     let candidates = (0..asked.len.min(in_page)).step_by(ALIGN).filter_map(|offset| asked.addr.checked_add(offset));
-    candidates.into_iter().find(|&addr| Block::of(driver, addr).is_ok()).unwrap_or(asked.addr)
+    candidates.into_iter().find(|&addr| Block::of(driver, addr, Pools::Refused).is_ok()).unwrap_or(asked.addr)
 }
 
 /// The offset of `span` in the object, which it must be inside.
@@ -255,8 +235,10 @@ fn import_all(
         // The next mapping follows this one's memory only if this one shows all of it.
         let whole = added == u64_of(block.bytes);
         let next = GpuAddr::new(block.end());
-        let following =
-            Block::of(driver, next).ok().map(Block::vmm).filter(|next| whole && next.ordinal == block.ordinal);
+        let following = Block::of(driver, next, Pools::Refused)
+            .ok()
+            .map(Block::vmm)
+            .filter(|next| whole && next.ordinal == block.ordinal);
         let found = following.and_then(|block| Some((block, VmmHandle::behind(driver, next)?)));
         match found {
             Some(found) => (block, handle) = found,
@@ -294,7 +276,7 @@ impl RmPin {
         let Some(device) = &self.device else { return Ok(true) };
         let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
         match &self.kind {
-            Kind::Vmm(block) => match Block::of(device.driver, self.anchor) {
+            Kind::Vmm(block) => match Block::of(device.driver, self.anchor, Pools::Refused) {
                 Ok(now) => Ok(now.vmm() == *block),
                 Err(error) if gone(&error) => Ok(false),
                 Err(error) => Err(error),
@@ -333,7 +315,8 @@ impl Pin for RmPin {
         device.flush_writes()
     }
 
-    fn map(&self) -> Result<Box<dyn View>> {
+    fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
+        only(BackendKind::Rm, MappingType::WriteCombining, want)?;
         let view = self.held.map(self.offset, self.span.len)?;
         // Read after the window exists: what it shows is what the address leads to at this moment.
         if !self.still()? {

@@ -14,7 +14,7 @@ use crate::copy::{self, fence};
 use crate::cuda::context::{Device, Primary};
 use crate::cuda::driver::Driver;
 use crate::cuda::memory::Vmm;
-use crate::cuda::pointer::Block;
+use crate::cuda::pointer::{Block, Pools};
 use crate::cuda::transfer::Lane;
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::GpuAddr;
@@ -212,7 +212,7 @@ impl World for Live<'_> {
     }
 
     fn identity(&self, addr: GpuAddr) -> Result<Identity> {
-        let block = Block::of(self.driver, addr)?;
+        let block = Block::of(self.driver, addr, Pools::Refused)?;
         let _context = block.enter(&self.prover.primary.device)?;
         let words = block.ipc_words(self.driver)?;
         Ok(Identity {
@@ -241,7 +241,7 @@ impl World for Live<'_> {
 
     fn compare(&self, object: &Held, offset: u64, block: &Identity) -> Result<Verdict> {
         let bytes = usize_of(block.bytes).min(LINE);
-        let mut uniform = true;
+        let mut told = false;
         let tail = block.bytes - u64_of(bytes);
         for at in [0, (tail / 2) & !63, tail] {
             let addr = GpuAddr::new(block.base.raw() + at);
@@ -251,16 +251,18 @@ impl World for Live<'_> {
             for _ in 0..8 {
                 let before = load(&view, bytes);
                 let device = self.prover.to_host(addr, bytes)?;
-                uniform &= device[..bytes].iter().all(|byte| *byte == device[0]);
-                if before == device || load(&view, bytes) != before {
-                    different = false;
-                    break;
+                if before == device {
+                    told |= device[..bytes].iter().any(|byte| *byte != device[0]);
+                } else if load(&view, bytes) == before {
+                    continue;
                 }
+                different = false;
+                break;
             }
             if different {
                 return Ok(Verdict::Different);
             }
         }
-        Ok(if uniform { Verdict::Inconclusive } else { Verdict::Same })
+        Ok(if told { Verdict::Same } else { Verdict::Inconclusive })
     }
 }

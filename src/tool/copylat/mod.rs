@@ -66,9 +66,8 @@ fn run(args: &Args) -> Result<(), Failure> {
 
     let rig = Rig::new(args, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
-    let mapping = pinned.map()?;
+    let mapping = rig::map(&pinned, args.mapping_type)?;
     let backend = rig.session.backend();
-    rig::check_type(args.mapping_type, mapping.mapping_type(), backend)?;
 
     // Threads that CUDA started before this stay free to run elsewhere.
     let mut host = Host::read();

@@ -6,9 +6,12 @@ use super::TOOL;
 use super::args::{Args, WantedType};
 use crate::backend::{Allocator, BackendKind, MappingType, RmLevel};
 use crate::buffer::DeviceBuffer;
-use crate::error::{Error, ErrorKind};
+use crate::builder::SessionBuilder;
+use crate::error::{Error, ErrorKind, Feature};
 use crate::gpu::GpuInfo;
-use crate::session::{Session, SessionBuilder};
+use crate::mapping::Mapping;
+use crate::pinned::Pinned;
+use crate::session::Session;
 use crate::tool::fail::{Failure, say};
 
 /// Session, GPU and buffer. What the user should know about how they came about is said on standard error.
@@ -114,19 +117,18 @@ fn is_refusal(kind: ErrorKind) -> bool {
     )
 }
 
-/// Whether the mapping is of the type that `-M` insists on.
-pub(super) fn check_type(wanted: WantedType, got: MappingType, backend: BackendKind) -> Result<(), Failure> {
-    let flag = match wanted {
-        WantedType::Default => return Ok(()),
-        WantedType::Wc if got == MappingType::WriteCombining => return Ok(()),
-        WantedType::Cache if got == MappingType::Cached => return Ok(()),
-        WantedType::Wc => "wc",
-        WantedType::Cache => "cache",
-        WantedType::Device => "device",
+/// Maps as `-M` insists on.
+pub(super) fn map<'a>(pinned: &Pinned<'a>, wanted: WantedType) -> Result<Mapping<'a>, Failure> {
+    let (flag, mapped) = match wanted {
+        WantedType::Default => return Ok(pinned.map()?),
+        WantedType::Wc => ("wc", pinned.map_as(MappingType::WriteCombining)),
+        WantedType::Cache => ("cache", pinned.map_as(MappingType::Cached)),
+        WantedType::Device => ("device", pinned.map_as(MappingType::Device)),
     };
-    let own = match got {
-        MappingType::WriteCombining => "wc",
-        MappingType::Cached => "cache",
-    };
-    Err(Failure::run(format!("-M {flag}: backend {backend} maps {got} memory only; use -M {own} or leave it out")))
+    mapped.map_err(|error| match error.kind() {
+        ErrorKind::UnsupportedFeature(Feature::MappingType) => {
+            Failure::run(format!("-M {flag}: {}; leave it out", error.cause()))
+        }
+        _ => error.into(),
+    })
 }
