@@ -125,6 +125,12 @@ impl Session {
         self.inner.backend().rm_level()
     }
 
+    /// The version of the kernel module in use, major and minor; `None` for backends without one.
+    #[must_use]
+    pub fn module_version(&self) -> Option<(u32, u32)> {
+        self.inner.backend().module_version()
+    }
+
     /// Which backends were tried, and why each other one was passed over.
     #[must_use]
     pub fn probe_report(&self) -> &ProbeReport {

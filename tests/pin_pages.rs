@@ -69,3 +69,18 @@ fn a_page_whose_block_was_freed_is_stale() {
     session.emulated().unwrap().free_raw(block).unwrap();
     assert_eq!(pinned.map().unwrap_err().kind(), ErrorKind::Stale);
 }
+
+#[test]
+fn a_pin_whose_memory_was_freed_says_so_where_backends_are_told() {
+    let config = gdrcopy::emulated::EmulatedConfig::default();
+    for (config, revoked) in [(config.clone(), false), (config.sigbus_after_free(), true)] {
+        let builder = Session::builder().ignore_env().backend(BackendKind::Emulated);
+        let session = builder.emulated(config).open().unwrap();
+        let block = alloc(&session, 512);
+        let pinned = pin(&session, block, 512).unwrap();
+        assert!(!pinned.is_revoked().unwrap());
+        session.emulated().unwrap().free_raw(block).unwrap();
+        assert_eq!(pinned.is_revoked().unwrap(), revoked);
+    }
+    assert_eq!(session().module_version(), None);
+}

@@ -39,8 +39,7 @@ impl Gdrdrv {
 
 impl Gdrdrv {
     /// Pins the pages around `asked`, and shows `shown` of them.
-    fn hold(&self, asked: Span, shown: Span) -> Result<Box<dyn Pin>> {
-        let known = Known::of(asked)?;
+    fn hold(&self, asked: Span, shown: Span, known: Known) -> Result<Box<dyn Pin>> {
         let pages = asked.gpu_pages("pin")?;
         let handle = self.module.pin(pages.addr.raw(), u64_of(pages.len)).map_err(|errno| refused(errno, asked))?;
         let head = usize_of(shown.addr.raw() - pages.addr.raw());
@@ -63,6 +62,20 @@ impl Known {
         let block = Block::of(driver, span.addr, Pools::Fine)?.around(driver, span.addr);
         block.contains(span)?;
         Ok(Self { block: Some((block, Device::new(driver, block.ordinal)?)) })
+    }
+
+    /// The same for a range whose ends a client rounded to pages: the first byte may be nobody's and the last too far,
+    /// which the driver judges.
+    fn of_pages(span: Span) -> Result<Self> {
+        let Ok(driver) = Driver::get() else { return Ok(Self::default()) };
+        match Block::of(driver, span.addr, Pools::Fine) {
+            Ok(block) => {
+                let block = block.around(driver, span.addr);
+                Ok(Self { block: Some((block, Device::new(driver, block.ordinal)?)) })
+            }
+            Err(error) if error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated) => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
     }
 
     fn pci(&self) -> Option<PciAddress> {
@@ -91,6 +104,10 @@ impl Known {
     #[allow(clippy::unnecessary_wraps, reason = "has the shape of its twin that asks CUDA")]
     fn of(_span: Span) -> Result<Self> {
         Ok(Self::default())
+    }
+
+    fn of_pages(span: Span) -> Result<Self> {
+        Self::of(span)
     }
 
     fn pci(&self) -> Option<PciAddress> {
@@ -130,6 +147,11 @@ impl Backend for Gdrdrv {
         Semantics { whole_object: after, shared_object: after }
     }
 
+    fn module_version(&self) -> Option<(u32, u32)> {
+        let version = self.module.version();
+        Some((version.major, version.minor))
+    }
+
     fn gpus(&self) -> Result<Vec<GpuInfo>> {
         #[cfg(feature = "cuda")]
         return crate::cuda::gpus();
@@ -148,11 +170,11 @@ impl Backend for Gdrdrv {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        self.hold(span, span)
+        self.hold(span, span, Known::of(span)?)
     }
 
     fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
-        self.hold(asked, asked.gpu_pages("pin")?)
+        self.hold(asked, asked.gpu_pages("pin")?, Known::of_pages(asked)?)
     }
 
     fn close(&self) -> Result<()> {
@@ -245,6 +267,10 @@ impl Pin for GdrPin {
             )
             .remedy("keep data and flag in one 64-byte line (post_line)"))
         })
+    }
+
+    fn is_revoked(&self) -> Result<bool> {
+        self.module.freed(self.handle)
     }
 
     fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {

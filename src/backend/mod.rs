@@ -208,6 +208,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The version of the kernel module in use, major and minor.
+    fn module_version(&self) -> Option<(u32, u32)> {
+        None
+    }
+
     fn emulated(&self) -> Option<&emulated::Emulated> {
         None
     }
@@ -247,6 +252,11 @@ pub(crate) trait Pin: fmt::Debug + Send + Sync {
     /// Makes earlier writes over PCIe visible to the device by a call into CUDA.
     fn cuda_flush(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether the memory was taken away from the pin because it was freed. Never, where pins keep memory alive.
+    fn is_revoked(&self) -> Result<bool> {
+        Ok(false)
     }
 
     /// Makes the whole range appear, mapped as wanted, or as the backend does it by itself.

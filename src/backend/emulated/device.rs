@@ -176,6 +176,11 @@ impl State {
         Ok(Located { object: Arc::clone(object), offset, block: block.id, inside })
     }
 
+    /// Whether the block that was found is still allocated.
+    fn is_there(&self, found: &Located) -> bool {
+        self.locate("map", found.inside).is_ok_and(|now| now.block == found.block)
+    }
+
     /// Finds the GPU pages around `asked`, of which at least one byte must be allocated.
     fn locate_pages(&self, op: &'static str, asked: Span) -> Result<(Located, Span)> {
         let pages = asked.gpu_pages(op)?;
@@ -420,11 +425,14 @@ impl Device {
         Ok(Bar1Share { device: Arc::clone(self), gpu, bytes })
     }
 
+    pub(super) fn is_gone(&self, found: &Located) -> bool {
+        !self.state().is_there(found)
+    }
+
     /// Makes a window known, unless its block was freed meanwhile.
     pub(super) fn publish_view(&self, found: &Located, window: &Window) -> Result<NonZeroU64> {
         let mut state = self.state();
-        let same = state.locate("map", found.inside).is_ok_and(|now| now.block == found.block);
-        if !same {
+        if !state.is_there(found) {
             let cause = format!("the memory at {} was freed since it was pinned", found.inside.addr);
             return Err(Error::new("map", ErrorKind::Stale, cause).remedy("pin the new allocation"));
         }

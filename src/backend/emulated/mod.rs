@@ -317,6 +317,10 @@ impl Pin for EmulatedPin {
         PinFacts { after_free, pci: None, ordered_writes: true }
     }
 
+    fn is_revoked(&self) -> Result<bool> {
+        Ok(self.device.config().after_free == AfterFree::Sigbus && self.device.is_gone(&self.found))
+    }
+
     fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
         only(BackendKind::Emulated, MappingType::Cached, want)?;
         let offset = self.found.offset;
