@@ -48,7 +48,7 @@ gdrx_error_kind_t gdrx_last_error_kind(void);
 
 /* --- Backends ----------------------------------------------------------------------------------------------------- */
 
-/* As gdr_open with the backend chosen by the program ("rm", "emulated"), which wins over GDRCOPY_BACKEND. NULL: as
+/* As gdr_open with the backend chosen by the program ("gdrdrv", "rm", "emulated"), which wins over GDRCOPY_BACKEND. NULL: as
  * gdr_open. */
 gdr_t gdrx_open(const char *backend);
 

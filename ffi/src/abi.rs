@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::slice;
 
-use gdrcopy::{AfterFree, MappingType};
+use gdrcopy::{AfterFree, MappingType, Session};
 
 use crate::failure::{Failure, entry, entry_or};
 use crate::pins::{self, GPU_PAGE, Info, Part};
@@ -105,6 +105,11 @@ pub extern "C" fn gdr_close(g: *mut Gdr) -> c_int {
     entry("gdr_close", || sessions::close(number(g)))
 }
 
+/// Whether freed memory stays alive while it is pinned.
+fn is_persistent(session: &Session) -> bool {
+    session.semantics().whole_object == AfterFree::Persistent
+}
+
 fn pin(g: *mut Gdr, addr: c_ulong, size: usize) -> Result<MemoryHandle, Failure> {
     Ok(MemoryHandle { h: pins::pin(number(g), addr, size)? })
 }
@@ -126,7 +131,8 @@ pub unsafe extern "C" fn gdr_pin_buffer(
     entry("gdr_pin_buffer", || {
         // SAFETY: the caller's duty.
         let handle = unsafe { output(handle, "handle") }?;
-        if p2p_token != 0 || va_space != 0 {
+        // Where pins are not persistent the driver needs none either, and they are dropped.
+        if (p2p_token != 0 || va_space != 0) && is_persistent(&sessions::find(number(g))?.session) {
             return Err(Failure::invalid("memory is pinned persistently here, which takes no P2P tokens: pass 0, 0"));
         }
         *handle = pin(g, addr, size)?;
@@ -164,7 +170,7 @@ pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
     entry("gdr_unpin_buffer", || pins::unpin(number(g), handle.h))
 }
 
-/// 1 if the driver took the memory away from the pin. No backend here does: pins are persistent.
+/// 1 if the driver took the memory away from the pin because it was freed; never where pins are persistent.
 ///
 /// # Safety
 ///
@@ -173,8 +179,9 @@ pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
 pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle, flag: *mut c_int) -> c_int {
     entry("gdr_get_callback_flag", || {
         // SAFETY: the caller's duty.
-        unsafe { output(flag, "flag") }?;
-        pins::info(number(g), handle.h).map(drop)
+        let flag = unsafe { output(flag, "flag") }?;
+        *flag = c_int::from(pins::is_revoked(number(g), handle.h)?);
+        Ok(())
     })
 }
 
@@ -348,9 +355,12 @@ pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, 
         if major.is_null() || minor.is_null() {
             return Err(Failure::invalid("major or minor is NULL"));
         }
-        sessions::find(number(g))?;
+        let version = match sessions::find(number(g))?.session.module_version() {
+            Some((major, minor)) => (c_int::try_from(major).unwrap_or(0), c_int::try_from(minor).unwrap_or(0)),
+            None => VERSION,
+        };
         // SAFETY: the caller's duty.
-        unsafe { write_version(major, minor, VERSION) };
+        unsafe { write_version(major, minor, version) };
         Ok(())
     })
 }
@@ -367,7 +377,7 @@ pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_int, v: *mut c_i
         let out = unsafe { output(v, "v") }?;
         let open = sessions::find(number(g))?;
         *out = match attr {
-            ATTR_USE_PERSISTENT_MAPPING => c_int::from(open.session.semantics().whole_object == AfterFree::Persistent),
+            ATTR_USE_PERSISTENT_MAPPING => c_int::from(is_persistent(&open.session)),
             ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE | ATTR_USING_DMA_BUF_MMAP => 0,
             _ => return Err(Failure::invalid(format!("attribute {attr} is not known"))),
         };

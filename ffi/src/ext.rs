@@ -48,6 +48,7 @@ pub unsafe extern "C" fn gdrx_open(backend: *const c_char) -> *mut Gdr {
 pub extern "C" fn gdrx_backend(g: *mut Gdr) -> *const c_char {
     entry_or("gdrx_backend", std::ptr::null(), || {
         Ok(match sessions::find(number(g))?.session.backend() {
+            BackendKind::Gdrdrv => c"gdrdrv",
             BackendKind::Rm => c"rm",
             BackendKind::Emulated => c"emulated",
             _ => c"other",

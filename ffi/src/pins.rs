@@ -160,6 +160,11 @@ pub(crate) fn unmap(session: u64, handle: u64) -> Result<(), Failure> {
     })
 }
 
+/// Whether the driver took the memory away because it was freed.
+pub(crate) fn is_revoked(session: u64, handle: u64) -> Result<bool, Failure> {
+    with_pin(session, handle, |pin, _| Ok(pin.pinned.is_revoked()?))
+}
+
 pub(crate) fn info(session: u64, handle: u64) -> Result<Info, Failure> {
     with_pin(session, handle, |pin, _| {
         Ok(Info {

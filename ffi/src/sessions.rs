@@ -67,27 +67,28 @@ fn not_a_buffer() -> Failure {
     Failure::new(libc::EINVAL, Kind::InvalidHandle, "the device address is not of a live buffer that gdrx_alloc made")
 }
 
-/// `GDRCOPY_USE_DMABUF_MMAP=1` asks for the way without the kernel module: the others come first as it is, so all that
-/// is left to do is to refuse a contradiction.
-fn check_dmabuf_request() -> Result<(), Failure> {
+/// The backend that `GDRCOPY_USE_DMABUF_MMAP=1` leaves: it asks for the way without the kernel module.
+fn without_module() -> Result<Option<BackendKind>, Failure> {
     let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
     let asked = set("GDRCOPY_USE_DMABUF_MMAP").is_some_and(|value| value == "1");
     match set("GDRCOPY_BACKEND").filter(|_| asked) {
         Some(backend) if backend != "dmabuf" => Err(Failure::invalid(format!(
             "GDRCOPY_USE_DMABUF_MMAP=1 and GDRCOPY_BACKEND={backend} contradict each other; unset one of them"
         ))),
-        _ => Ok(()),
+        // Of those that are tried unasked, one needs no module.
+        None if asked => Ok(Some(BackendKind::Rm)),
+        _ => Ok(None),
     }
 }
 
 pub(crate) fn open(backend: Option<&str>) -> Result<u64, Failure> {
     marks::init();
-    let mut builder = Session::builder();
-    match backend {
-        Some(name) => builder = builder.backend(name.parse::<BackendKind>()?),
-        None => check_dmabuf_request()?,
-    }
-    let session = builder.open()?;
+    let backend = match backend {
+        Some(name) => Some(name.parse::<BackendKind>()?),
+        None => without_module()?,
+    };
+    let builder = Session::builder();
+    let session = backend.map_or(builder.clone(), |kind| builder.backend(kind)).open()?;
     let full = || Failure::new(libc::EMFILE, Kind::OutOfMemory, "a million sessions are open; close some");
     let (handle, place) = SESSIONS.claim().ok_or_else(full)?;
     tracing::info!(handle, "{}", session.probe_report());

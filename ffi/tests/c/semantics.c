@@ -114,7 +114,10 @@ static void memory_kinds(gdr_t g, uint64_t dev)
     RETURNS(EINVAL, gdr_pin_buffer(g, (unsigned long)host, 64, 0, 0, &mh));
     CHECK(gdrx_last_error_kind() == GDRX_ERROR_UNSUPPORTED_MEMORY);
     RETURNS(EINVAL, gdr_pin_buffer(g, dev, (size_t)1 << 40, 0, 0, &mh));
-    RETURNS(EINVAL, gdr_pin_buffer(g, dev, PAGE, 1, 0, &mh));
+    int persistent = 0;
+    OK(gdr_get_attribute(g, GDR_ATTR_USE_PERSISTENT_MAPPING, &persistent));
+    if (persistent)
+        RETURNS(EINVAL, gdr_pin_buffer(g, dev, PAGE, 1, 0, &mh));
     RETURNS(EINVAL, gdr_pin_buffer_v2(g, dev, PAGE, GDR_PIN_FLAG_FORCE_PCIE, &mh));
     RETURNS(EINVAL, gdr_pin_buffer_v2(g, dev, PAGE, 0x80000000u, &mh));
     CHECK(mh.h == 0);
