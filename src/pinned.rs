@@ -150,6 +150,17 @@ impl<'a> Pinned<'a> {
         }
     }
 
+    /// Whether the memory was freed and so taken away from this pin, where the backend is told of it: mappings of it
+    /// raise SIGBUS then. Always false where pins keep memory alive ([`AfterFree::Persistent`](crate::AfterFree)).
+    ///
+    /// # Errors
+    ///
+    /// `WrongProcess`, or what the system reports.
+    pub fn is_revoked(&self) -> Result<bool> {
+        self.core.session.owner().check("query")?;
+        self.core.pin.is_revoked()
+    }
+
     /// The device address of the first byte.
     #[must_use]
     pub fn addr(&self) -> GpuAddr {

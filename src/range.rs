@@ -85,6 +85,13 @@ impl Span {
         }
     }
 
+    /// The whole GPU pages around it.
+    pub(crate) fn gpu_pages(self, op: &'static str) -> Result<Self> {
+        let (head, total) = page_cover(self.addr.raw(), self.len, GPU_PAGE)
+            .ok_or_else(|| Error::new(op, ErrorKind::InvalidArgument, "the pages around the range wrap"))?;
+        Self::new(op, GpuAddr(self.addr.raw() - u64_of(head)), total)
+    }
+
     /// One past the last byte.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "used by backend rm"))]
     pub(crate) const fn end(self) -> u64 {
@@ -92,6 +99,9 @@ impl Span {
         self.addr.raw() + u64_of(self.len)
     }
 }
+
+/// The page in which drivers pin GPU memory for others, and in which the C interface counts.
+pub(crate) const GPU_PAGE: usize = 64 << 10;
 
 /// The offset of `addr` in its page and the pages needed to cover `len` bytes from there, in bytes.
 ///
@@ -251,6 +261,20 @@ mod tests {
         assert_eq!(reversed.unwrap_err().kind(), ErrorKind::OutOfBounds);
         assert_eq!(range.slice(5..5).unwrap_err().kind(), ErrorKind::InvalidArgument);
         assert_eq!(range.slice(..=usize::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn gpu_pages_round_both_ends() {
+        let pages = |addr, len| {
+            let pages = Span::new("pin", GpuAddr(addr), len).unwrap().gpu_pages("pin").unwrap();
+            (pages.addr.raw(), pages.len)
+        };
+        assert_eq!(pages(0x3_0000, 0x1_0000), (0x3_0000, 0x1_0000));
+        assert_eq!(pages(0x3_0000, 0x1_0008), (0x3_0000, 0x2_0000));
+        assert_eq!(pages(0x3_ffff, 1), (0x3_0000, 0x1_0000));
+        assert_eq!(pages(0x3_ffff, 2), (0x3_0000, 0x2_0000));
+        // The first page of all has no address that a span could start at.
+        assert!(Span::new("pin", GpuAddr(8), 8).unwrap().gpu_pages("pin").is_err());
     }
 
     proptest! {

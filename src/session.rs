@@ -125,6 +125,12 @@ impl Session {
         self.inner.backend().rm_level()
     }
 
+    /// The version of the kernel module in use, major and minor; `None` for backends without one.
+    #[must_use]
+    pub fn module_version(&self) -> Option<(u32, u32)> {
+        self.inner.backend().module_version()
+    }
+
     /// Which backends were tried, and why each other one was passed over.
     #[must_use]
     pub fn probe_report(&self) -> &ProbeReport {
@@ -211,6 +217,28 @@ impl Session {
         let started = std::time::Instant::now();
         let pin = self.inner.backend().pin(range.span())?;
         Ok(Pinned::new(Arc::clone(&self.inner), pin, &range, started.elapsed()))
+    }
+
+    /// Takes hold of the whole 64 KiB GPU pages around `len` bytes at `addr`: for the C interface, whose clients count in
+    /// such pages and round up to them on their own. The pin starts at the page's first byte and may show neighbours of
+    /// the allocation in the same memory object, though never another process's memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::pin`]; `OutOfBounds` if the pages are not inside the memory object.
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceRange::from_raw`], for the allocations in all of these pages.
+    #[doc(hidden)]
+    #[allow(unsafe_code, reason = "the caller vouches for the allocation; nothing is accessed here")]
+    pub unsafe fn pin_pages(&self, addr: impl Into<crate::GpuAddr>, len: usize) -> Result<Pinned<'static>> {
+        self.inner.owner.check("pin")?;
+        let asked = crate::range::Span::new("pin", addr.into(), len)?;
+        let pages = asked.gpu_pages("pin")?;
+        let started = std::time::Instant::now();
+        let pin = self.inner.backend().pin_pages(asked)?;
+        Ok(Pinned::new(Arc::clone(&self.inner), pin, &DeviceRange::borrowed(pages), started.elapsed()))
     }
 
     /// Takes hold of memory that another process exported with [`DeviceBuffer::export`] and handed over as a file

@@ -1,4 +1,22 @@
-//! The C interface of `gdrcopy`. It has no exports yet.
+//! `libgdrapi.so.2`: the C interface of `gdrcopy`, with the names, types, values and errors of libgdrapi 2.6, and more
+//! under the prefix `gdrx_`. What callers may rely on is written in `include/gdrapi.h` and `include/gdrapi_ext.h`.
+//!
+//! ```text
+//! abi, ext ──► sessions ──► pins ──► window ──► marks    entry points; tables; the mapping that copies use
+//!    └─────► failure        └─ slab ─┘                   panics and errors; handles
+//! ```
+//!
+//! C's pointers are dealt with in `abi` and `ext` alone. Behind them the code is safe but for two things: `window` reads a
+//! mapping that `marks` keep alive, and that memory stays allocated while it is mapped is the C caller's promise.
 
-#[doc(no_inline)]
-pub use gdrcopy;
+pub mod abi;
+mod cost;
+pub mod ext;
+pub mod failure;
+mod log;
+mod marks;
+mod pins;
+mod sessions;
+mod slab;
+pub mod types;
+mod window;

@@ -23,8 +23,6 @@ use crate::cuda::{
     pointer::{Block, Pools},
 };
 
-const GPU_PAGE: u64 = 64 << 10;
-
 /// The backend.
 #[derive(Debug)]
 pub(crate) struct Gdrdrv {
@@ -36,6 +34,16 @@ impl Gdrdrv {
         let module = Module::open()?;
         tracing::debug!(version = %module.version(), persistent = module.persistent(), "gdrdrv is open");
         Ok(Self { module: Arc::new(module) })
+    }
+}
+
+impl Gdrdrv {
+    /// Pins the pages around `asked`, and shows `shown` of them.
+    fn hold(&self, asked: Span, shown: Span, known: Known) -> Result<Box<dyn Pin>> {
+        let pages = asked.gpu_pages("pin")?;
+        let handle = self.module.pin(pages.addr.raw(), u64_of(pages.len)).map_err(|errno| refused(errno, asked))?;
+        let head = usize_of(shown.addr.raw() - pages.addr.raw());
+        Ok(Box::new(GdrPin { module: Arc::clone(&self.module), handle, asked, span: shown, head, known }))
     }
 }
 
@@ -54,6 +62,20 @@ impl Known {
         let block = Block::of(driver, span.addr, Pools::Fine)?.around(driver, span.addr);
         block.contains(span)?;
         Ok(Self { block: Some((block, Device::new(driver, block.ordinal)?)) })
+    }
+
+    /// The same for a range whose ends a client rounded to pages: the first byte may be nobody's and the last too far,
+    /// which the driver judges.
+    fn of_pages(span: Span) -> Result<Self> {
+        let Ok(driver) = Driver::get() else { return Ok(Self::default()) };
+        match Block::of(driver, span.addr, Pools::Fine) {
+            Ok(block) => {
+                let block = block.around(driver, span.addr);
+                Ok(Self { block: Some((block, Device::new(driver, block.ordinal)?)) })
+            }
+            Err(error) if error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated) => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
     }
 
     fn pci(&self) -> Option<PciAddress> {
@@ -88,6 +110,10 @@ impl Known {
     #[allow(clippy::unnecessary_wraps, reason = "has the shape of its twin that asks CUDA")]
     fn of(_span: Span) -> Result<Self> {
         Ok(Self::default())
+    }
+
+    fn of_pages(span: Span) -> Result<Self> {
+        Self::of(span)
     }
 
     fn pci(&self) -> Option<PciAddress> {
@@ -130,6 +156,11 @@ impl Backend for Gdrdrv {
         Semantics { whole_object: after_free(&self.module), shared_object: AfterFree::Aliased }
     }
 
+    fn module_version(&self) -> Option<(u32, u32)> {
+        let version = self.module.version();
+        Some((version.major, version.minor))
+    }
+
     fn gpus(&self) -> Result<Vec<GpuInfo>> {
         #[cfg(feature = "cuda")]
         return crate::cuda::gpus();
@@ -148,14 +179,11 @@ impl Backend for Gdrdrv {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        let known = Known::of(span)?;
-        let start = span.addr.raw() & !(GPU_PAGE - 1);
-        let end = span.end().checked_next_multiple_of(GPU_PAGE).ok_or_else(|| {
-            Error::new("pin", ErrorKind::InvalidArgument, "the range's last GPU page ends past the address space")
-        })?;
-        let handle = self.module.pin(start, end - start).map_err(|errno| refused(errno, span))?;
-        let head = usize_of(span.addr.raw() - start);
-        Ok(Box::new(GdrPin { module: Arc::clone(&self.module), handle, span, head, known }))
+        self.hold(span, span, Known::of(span)?)
+    }
+
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        self.hold(asked, asked.gpu_pages("pin")?, Known::of_pages(asked)?)
     }
 
     fn close(&self) -> Result<()> {
@@ -200,6 +228,8 @@ fn refused(errno: i32, span: Span) -> Error {
 struct GdrPin {
     module: Arc<Module>,
     handle: u64,
+    /// What the program named, of which CUDA is asked.
+    asked: Span,
     span: Span,
     /// Bytes of the first GPU page before the range.
     head: usize,
@@ -248,8 +278,12 @@ impl Pin for GdrPin {
         })
     }
 
+    fn is_revoked(&self) -> Result<bool> {
+        self.module.freed(self.handle)
+    }
+
     fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
-        if self.module.freed(self.handle)? || !self.known.still(self.span) {
+        if self.module.freed(self.handle)? || !self.known.still(self.asked) {
             return Err(self.stale());
         }
         if let Some(want) = want {

@@ -208,6 +208,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The version of the kernel module in use, major and minor.
+    fn module_version(&self) -> Option<(u32, u32)> {
+        None
+    }
+
     fn emulated(&self) -> Option<&emulated::Emulated> {
         None
     }
@@ -218,6 +223,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// Takes hold of the device memory of `span`.
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>>;
+
+    /// Takes hold of the whole GPU pages around `asked`, which parts of an allocation, or the rest of its memory object,
+    /// may share: what a driver pins when it is asked for less.
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        self.pin(asked.gpu_pages("pin")?)
+    }
 
     /// Takes hold of memory that another process exported as a file descriptor.
     fn pin_export(&self, fd: std::os::fd::BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Box<dyn Pin>> {
@@ -241,6 +252,11 @@ pub(crate) trait Pin: fmt::Debug + Send + Sync {
     /// Makes earlier writes over PCIe visible to the device by a call into CUDA.
     fn cuda_flush(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether the memory was taken away from the pin because it was freed. Never, where pins keep memory alive.
+    fn is_revoked(&self) -> Result<bool> {
+        Ok(false)
     }
 
     /// Makes the whole range appear, mapped as wanted, or as the backend does it by itself.

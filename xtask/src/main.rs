@@ -1,7 +1,11 @@
 //! `cargo xtask`: build and test commands of this repository.
 
+mod abi;
 mod bundle;
+mod c_programs;
 mod ci;
+mod install;
+mod real_clients;
 mod run;
 mod steps;
 mod workspace;
@@ -10,22 +14,33 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use install::Layout;
 use run::Log;
 use workspace::Workspace;
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  ci [--list] [STEP...]     run every step, or the named ones, and print a summary; --list names the steps
+  ci [--list] [--full] [STEP...]
+                            run every step, or the named ones, and print a summary; --list names the steps, --full adds
+                            those that are seldom worth their downloads
   gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
+  install --prefix DIR [--libdir DIR] [--destdir DIR]
+                            build and install the C library (libgdrapi.so.2, libgdrapi.a), its headers, and what
+                            pkg-config and CMake read; --libdir is below the prefix (default: lib)
+  uninstall --prefix DIR [--libdir DIR] [--destdir DIR]
+                            remove what install put there
   -h, --help                print this text";
 
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     Help,
     CiList,
+    CiFull,
     Ci(Vec<String>),
     GpuBundle(Option<PathBuf>),
+    Install(Layout),
+    Uninstall(Layout),
 }
 
 fn parse(args: &[OsString]) -> Result<Command, String> {
@@ -38,16 +53,21 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
     }
     match (command.to_str(), rest) {
         (Some("ci"), [list]) if list == "--list" => Ok(Command::CiList),
+        (Some("ci"), [full]) if full == "--full" => Ok(Command::CiFull),
         (Some("ci"), steps) => {
             let names: Vec<String> = steps.iter().map(|step| step.to_string_lossy().into_owned()).collect();
             match names.iter().find(|name| name.starts_with('-')) {
-                Some(flag) => Err(format!("ci: unexpected argument `{flag}`; --list stands alone")),
+                Some(flag) => Err(format!("ci: unexpected argument `{flag}`; --list and --full stand alone")),
                 None => Ok(Command::Ci(names)),
             }
         }
         (Some("gpu-bundle"), []) => Ok(Command::GpuBundle(None)),
         (Some("gpu-bundle"), [flag, dir]) if flag == "--out" => Ok(Command::GpuBundle(Some(PathBuf::from(dir)))),
         (Some("gpu-bundle"), _) => Err("gpu-bundle: expected nothing or `--out DIR`".to_owned()),
+        (Some("install"), args) => Layout::parse(args).map(Command::Install).map_err(|why| format!("install: {why}")),
+        (Some("uninstall"), args) => {
+            Layout::parse(args).map(Command::Uninstall).map_err(|why| format!("uninstall: {why}"))
+        }
         _ => Err(format!("unknown command `{}`; `cargo xtask --help` lists them", command.display())),
     }
 }
@@ -73,10 +93,20 @@ fn main() -> ExitCode {
             ci::list(&mut log);
             Ok(ExitCode::SUCCESS)
         }
-        Ok(Command::Ci(names)) => match ci::select(steps::ALL, &names) {
+        Ok(Command::CiFull) => {
+            let steps: Vec<_> = steps::every().collect();
+            Workspace::load().map(|workspace| ci::run(&mut log, &workspace, &steps))
+        }
+        Ok(Command::Ci(names)) => match ci::select(steps::ALL, steps::FULL, &names) {
             Ok(steps) => Workspace::load().map(|workspace| ci::run(&mut log, &workspace, &steps)),
             Err(message) => return usage_error(&message),
         },
+        Ok(Command::Install(layout)) => Workspace::load()
+            .and_then(|workspace| install::install(&mut log, &workspace, &layout))
+            .map(|()| ExitCode::SUCCESS),
+        Ok(Command::Uninstall(layout)) => Workspace::load()
+            .and_then(|workspace| install::uninstall(&mut log, &workspace, &layout))
+            .map(|()| ExitCode::SUCCESS),
         Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
         Err(message) => return usage_error(&message),
     };
@@ -111,6 +141,7 @@ mod tests {
         assert_eq!(parsed(&["ci"]), Ok(Command::Ci(vec![])));
         assert_eq!(parsed(&["ci", "fmt", "gpu tests"]), Ok(Command::Ci(vec!["fmt".into(), "gpu tests".into()])));
         assert_eq!(parsed(&["ci", "--list"]), Ok(Command::CiList));
+        assert_eq!(parsed(&["ci", "--full"]), Ok(Command::CiFull));
         assert!(parsed(&["ci", "--list", "fmt"]).is_err());
         assert!(parsed(&["ci", "--fast"]).is_err());
     }
@@ -121,6 +152,14 @@ mod tests {
         assert_eq!(parsed(&["gpu-bundle", "--out", "x"]), Ok(Command::GpuBundle(Some("x".into()))));
         assert!(parsed(&["gpu-bundle", "--out"]).is_err());
         assert!(parsed(&["gpu-bundle", "x"]).is_err());
+    }
+
+    #[test]
+    fn install_and_uninstall_take_a_prefix() {
+        let layout = Layout::at("/usr".into());
+        assert_eq!(parsed(&["install", "--prefix", "/usr"]), Ok(Command::Install(layout.clone())));
+        assert_eq!(parsed(&["uninstall", "--prefix", "/usr"]), Ok(Command::Uninstall(layout)));
+        assert!(parsed(&["install"]).unwrap_err().starts_with("install: "));
     }
 
     #[test]

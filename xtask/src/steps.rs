@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::bundle;
 use crate::ci::{Step, Verdict};
 use crate::run::{Log, capture, cargo, command, query, run};
 use crate::workspace::{LIBRARY, Workspace};
+use crate::{abi, bundle, c_programs, real_clients};
 
 type Outcome = Result<Verdict, String>;
 
@@ -31,9 +31,34 @@ pub(crate) const ALL: &[Step] = &[
         about: "gdrcopy_copylat on the emulated backend, its JSON checked",
         run: copylat_smoke,
     },
+    Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
+    Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
+    Step { name: "c memcheck", about: "the same under valgrind, where it is installed", run: c_programs::memcheck },
+    Step { name: "c sanitize", about: "the same built with AddressSanitizer", run: c_programs::sanitize },
+    Step {
+        name: "c install",
+        about: "examples, pkg-config, CMake, the archive beside another Rust library, uninstall",
+        run: c_programs::installed,
+    },
+    Step {
+        name: "c real clients",
+        about: "NCCL and NVSHMEM from PyPI (400 MB, once) open the library",
+        run: real_clients::current,
+    },
     Step { name: "bundle", about: "cargo xtask gpu-bundle, below its size limit", run: gpu_bundle },
     Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
 ];
+
+/// Steps that run with `--full` or when named: what they show beyond the others is seldom worth their downloads.
+pub(crate) const FULL: &[Step] = &[Step {
+    name: "c older clients",
+    about: "with --full: the oldest NCCL and NVSHMEM in use (250 MB, once) open the library",
+    run: real_clients::older,
+}];
+
+pub(crate) fn every() -> impl Iterator<Item = &'static Step> {
+    ALL.iter().chain(FULL)
+}
 
 fn passed(result: Result<(), String>) -> Outcome {
     result.map(|()| Verdict::Passed)

@@ -16,12 +16,11 @@ use nix::unistd::ftruncate;
 use super::{AfterFree, Allocator, EmulatedConfig, FaultAt, Live, foreign, offset, unallocated};
 use crate::copy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::range::{GpuAddr, Span};
+use crate::range::{GPU_PAGE as GPU_PAGE_BYTES, GpuAddr, Span};
 use crate::sys::num::{raw_errno, u64_of, usize_of};
 use crate::sys::window::Window;
 
-/// GPU page.
-const GPU_PAGE: u64 = 64 << 10;
+const GPU_PAGE: u64 = u64_of(GPU_PAGE_BYTES);
 /// Object that small blocks share, and the size from which a block gets one of its own; as CUDA does it.
 const SHARED_OBJECT: u64 = 2 << 20;
 /// Granularity of small blocks.
@@ -100,6 +99,8 @@ pub(super) struct Located {
     pub(super) offset: usize,
     /// The block's identity: a freed and reallocated block has another.
     block: NonZeroU64,
+    /// A byte of that block.
+    inside: Span,
 }
 
 /// A fresh block.
@@ -171,7 +172,31 @@ impl State {
         }
         let object = self.objects.get(&block.object).ok_or_else(|| unallocated(op, span.addr))?;
         let offset = offset(span.addr, GpuAddr::new(block.object));
-        Ok(Located { object: Arc::clone(object), offset, block: block.id })
+        let inside = Span { addr: span.addr, len: 1 };
+        Ok(Located { object: Arc::clone(object), offset, block: block.id, inside })
+    }
+
+    /// Whether the block that was found is still allocated.
+    fn is_there(&self, found: &Located) -> bool {
+        self.locate("map", found.inside).is_ok_and(|now| now.block == found.block)
+    }
+
+    /// Finds the GPU pages around `asked`, of which at least one byte must be allocated.
+    fn locate_pages(&self, op: &'static str, asked: Span) -> Result<(Located, Span)> {
+        let pages = asked.gpu_pages(op)?;
+        let below = self.blocks.range(..=asked.addr.raw()).next_back();
+        let at = below.filter(|(start, block)| asked.addr.raw() - **start < block.bytes);
+        let (&start, block) = at
+            .or_else(|| self.blocks.range(asked.addr.raw()..asked.end()).next())
+            .ok_or_else(|| unallocated(op, asked.addr))?;
+        let object = self.objects.get(&block.object).ok_or_else(|| unallocated(op, asked.addr))?;
+        if pages.addr.raw() < block.object || pages.end() > block.object + object.bytes {
+            let cause = format!("{} bytes from {} reach past the end of a memory object", asked.len, asked.addr);
+            return Err(Error::new(op, ErrorKind::OutOfBounds, cause).remedy("pin only what was allocated"));
+        }
+        let offset = offset(pages.addr, GpuAddr::new(block.object));
+        let inside = Span { addr: asked.addr.max(GpuAddr::new(start)), len: 1 };
+        Ok((Located { object: Arc::clone(object), offset, block: block.id, inside }, pages))
     }
 }
 
@@ -369,6 +394,14 @@ impl Device {
         Ok(found)
     }
 
+    pub(super) fn pin_pages(&self, asked: Span) -> Result<(Located, Span)> {
+        let mut state = self.state();
+        state.fault(FaultAt::Pin, "pin")?;
+        let found = state.locate_pages("pin", asked)?;
+        state.pins += 1;
+        Ok(found)
+    }
+
     pub(super) fn unpin(&self) -> Result<()> {
         let mut state = self.state();
         state.pins -= 1;
@@ -392,12 +425,15 @@ impl Device {
         Ok(Bar1Share { device: Arc::clone(self), gpu, bytes })
     }
 
+    pub(super) fn is_gone(&self, found: &Located) -> bool {
+        !self.state().is_there(found)
+    }
+
     /// Makes a window known, unless its block was freed meanwhile.
-    pub(super) fn publish_view(&self, found: &Located, window: &Window, span: Span) -> Result<NonZeroU64> {
+    pub(super) fn publish_view(&self, found: &Located, window: &Window) -> Result<NonZeroU64> {
         let mut state = self.state();
-        let same = state.locate("map", span).is_ok_and(|now| now.block == found.block);
-        if !same {
-            let cause = format!("the memory at {} was freed since it was pinned", span.addr);
+        if !state.is_there(found) {
+            let cause = format!("the memory at {} was freed since it was pinned", found.inside.addr);
             return Err(Error::new("map", ErrorKind::Stale, cause).remedy("pin the new allocation"));
         }
         let id = state.next_id();

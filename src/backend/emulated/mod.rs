@@ -250,6 +250,11 @@ impl Backend for Emulated {
         Ok(Box::new(EmulatedPin { device: Arc::clone(&self.device), span, found }))
     }
 
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        let (found, span) = self.device.pin_pages(asked)?;
+        Ok(Box::new(EmulatedPin { device: Arc::clone(&self.device), span, found }))
+    }
+
     fn close(&self) -> Result<()> {
         Ok(())
     }
@@ -312,6 +317,10 @@ impl Pin for EmulatedPin {
         PinFacts { after_free, pci: None, ordered_writes: true }
     }
 
+    fn is_revoked(&self) -> Result<bool> {
+        Ok(self.device.config().after_free == AfterFree::Sigbus && self.device.is_gone(&self.found))
+    }
+
     fn map(&self, want: Option<MappingType>) -> Result<Box<dyn View>> {
         only(BackendKind::Emulated, MappingType::Cached, want)?;
         let offset = self.found.offset;
@@ -320,7 +329,7 @@ impl Pin for EmulatedPin {
         let reserved = self.device.reserve_bar1(self.found.object.gpu(), u64_of(total))?;
         let mut window = Window::reserve("map", total, offset - head)?;
         window.place("map", 0, total, self.found.object.fd(), u64_of(offset - head))?;
-        let id = self.device.publish_view(&self.found, &window, self.span)?;
+        let id = self.device.publish_view(&self.found, &window)?;
         Ok(Box::new(EmulatedView {
             device: Arc::clone(&self.device),
             head,

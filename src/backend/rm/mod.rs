@@ -16,8 +16,8 @@ use crate::cuda::memory::{SHARED_BELOW, VmmHandle};
 use crate::cuda::pointer::{Block, Pools};
 use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
-use crate::range::{GpuAddr, Span};
-use crate::sys::num::u64_of;
+use crate::range::{GPU_PAGE, GpuAddr, Span};
+use crate::sys::num::{u64_of, usize_of};
 
 mod atlas;
 mod ipc;
@@ -26,7 +26,7 @@ mod policy;
 mod prove;
 mod view;
 
-use ipc::{Identity, World, changed, inside, secure};
+use ipc::{Identity, Secured, World, changed, inside, secure};
 use node::{Held, Manager};
 use prove::{Live, Prover};
 
@@ -57,6 +57,47 @@ impl Rm {
         }
         Driver::loaded()?;
         Ok(Self { manager: Arc::new(Manager::open()?), level, capped })
+    }
+
+    /// Takes hold of `span`. `anchor` lies in the allocation that `span` must be inside, or, with `whole_object`, whose
+    /// memory object `span` must be inside.
+    fn hold(&self, span: Span, anchor: GpuAddr, whole_object: bool) -> Result<Box<dyn Pin>> {
+        let driver = Driver::get()?;
+        let block = Block::of(driver, anchor, Pools::Refused)?;
+        let device = Device::new(driver, block.ordinal)?;
+        refuse_partitions(&device)?;
+        let exportable = VmmHandle::behind(driver, anchor);
+        let block = if exportable.is_some() { block.vmm() } else { block };
+        if exportable.is_none() {
+            if self.level < RmLevel::Ipc {
+                return Err(self.refuse_legacy(anchor));
+            }
+            if !whole_object {
+                block.contains(span)?;
+            }
+        }
+        let node = self.manager.node(device.pci()?)?;
+        let prover = Prover::of(&device)?;
+        let (held, offset, kind) = match exportable {
+            Some(first) => {
+                prover.prove_vmm(&self.manager, &node)?;
+                let held = import_all(&self.manager, &node, driver, span, block, first)?;
+                (held, distance(block.base, span.addr)?, Kind::Vmm(block))
+            }
+            None => {
+                let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
+                let secured = secure(&world, &*world.layout()?, anchor)?;
+                let offset = if whole_object {
+                    in_object(&secured, span)?
+                } else {
+                    secured.offset + inside(&secured.block, span)?
+                };
+                (secured.object, offset, Kind::Ipc(secured.block, prover))
+            }
+        };
+        let ordered_writes = device.orders_writes();
+        let manager = Arc::clone(&self.manager);
+        Ok(Box::new(RmPin { manager, held, offset, span, anchor, kind, ordered_writes, device: Some(device) }))
     }
 
     fn refuse_legacy(&self, addr: GpuAddr) -> Error {
@@ -113,36 +154,12 @@ impl Backend for Rm {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        let driver = Driver::get()?;
-        let block = Block::of(driver, span.addr, Pools::Refused)?;
-        let device = Device::new(driver, block.ordinal)?;
-        refuse_partitions(&device)?;
-        let exportable = VmmHandle::behind(driver, span.addr);
-        let block = if exportable.is_some() { block.vmm() } else { block };
-        if exportable.is_none() {
-            if self.level < RmLevel::Ipc {
-                return Err(self.refuse_legacy(span.addr));
-            }
-            block.contains(span)?;
-        }
-        let node = self.manager.node(device.pci()?)?;
-        let prover = Prover::of(&device)?;
-        let (held, offset, kind) = match exportable {
-            Some(first) => {
-                prover.prove_vmm(&self.manager, &node)?;
-                let held = import_all(&self.manager, &node, driver, span, block, first)?;
-                (held, distance(block.base, span.addr), Kind::Vmm(block))
-            }
-            None => {
-                let world = Live { manager: &self.manager, node: &node, prover: &prover, driver };
-                let secured = secure(&world, &*world.layout()?, span.addr)?;
-                let offset = secured.offset + inside(&secured.block, span)?;
-                (secured.object, offset, Kind::Ipc(secured.block, prover))
-            }
-        };
-        let ordered_writes = device.orders_writes();
-        let manager = Arc::clone(&self.manager);
-        Ok(Box::new(RmPin { manager, held, offset, span, kind, ordered_writes, device: Some(device) }))
+        self.hold(span, span.addr, false)
+    }
+
+    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+        let pages = asked.gpu_pages("pin")?;
+        self.hold(pages, allocated_near(Driver::get()?, asked), true)
     }
 
     fn pin_export(&self, fd: BorrowedFd<'_>, gpu: PciAddress, bytes: usize) -> Result<Box<dyn Pin>> {
@@ -157,7 +174,8 @@ impl Backend for Rm {
         let span = Span::new("pin", GpuAddr::new(crate::pinned::EXPORT_BASE), bytes)?;
         // Without CUDA nobody says how the GPU orders writes.
         let ordered_writes = false;
-        Ok(Box::new(RmPin { manager, held, offset: 0, span, kind: Kind::Import, ordered_writes, device: None }))
+        let (offset, anchor) = (0, span.addr);
+        Ok(Box::new(RmPin { manager, held, offset, span, anchor, kind: Kind::Import, ordered_writes, device: None }))
     }
 
     fn close(&self) -> Result<()> {
@@ -165,9 +183,37 @@ impl Backend for Rm {
     }
 }
 
-/// Bytes from `base` to `addr`, which lies in what starts at `base`.
-fn distance(base: GpuAddr, addr: GpuAddr) -> u64 {
-    addr.raw() - base.raw()
+/// Bytes from `base` to `addr`.
+fn distance(base: GpuAddr, addr: GpuAddr) -> Result<u64> {
+    addr.offset_from(base).map(u64_of).ok_or_else(|| {
+        Error::new(
+            "pin",
+            ErrorKind::OutOfBounds,
+            format!("{addr} lies before the memory object, which starts at {base}"),
+        )
+        .remedy("pin only what was allocated")
+    })
+}
+
+/// An address of the first page of `asked` that is allocated: callers round down to a page, and the page's first byte
+/// may be nobody's. Every allocation in the page is in the same memory object, since objects are made of whole pages.
+fn allocated_near(driver: &Driver, asked: Span) -> GpuAddr {
+    /// What `cudaMalloc` aligns to (CUDA C++ Programming Guide: at least 256 bytes).
+    const ALIGN: usize = 256;
+    let in_page = GPU_PAGE - usize_of(asked.addr.raw()) % GPU_PAGE;
+    let candidates = (0..asked.len.min(in_page)).step_by(ALIGN).filter_map(|offset| asked.addr.checked_add(offset));
+    candidates.into_iter().find(|&addr| Block::of(driver, addr, Pools::Refused).is_ok()).unwrap_or(asked.addr)
+}
+
+/// The offset of `span` in the object, which it must be inside.
+fn in_object(secured: &Secured<Held>, span: Span) -> Result<u64> {
+    let start = GpuAddr::new(secured.block.base.raw() - secured.offset);
+    let offset = distance(start, span.addr)?;
+    if offset.checked_add(u64_of(span.len)).is_some_and(|end| end <= secured.block.object_bytes) {
+        return Ok(offset);
+    }
+    let cause = format!("{} bytes from {} reach past the end of a memory object", span.len, span.addr);
+    Err(Error::new("pin", ErrorKind::OutOfBounds, cause).remedy("pin only what was allocated"))
 }
 
 /// Imports the memory behind every mapping that `span` covers, in order.
@@ -216,6 +262,8 @@ struct RmPin {
     /// Of the range, in the held memory.
     offset: u64,
     span: Span,
+    /// In the allocation by which the memory was found.
+    anchor: GpuAddr,
     kind: Kind,
     ordered_writes: bool,
     /// Absent for memory that another process exported.
@@ -228,14 +276,14 @@ impl RmPin {
         let Some(device) = &self.device else { return Ok(true) };
         let gone = |error: &Error| error.kind() == ErrorKind::UnsupportedMemory(MemoryKind::Unallocated);
         match &self.kind {
-            Kind::Vmm(block) => match Block::of(device.driver, self.span.addr, Pools::Refused) {
+            Kind::Vmm(block) => match Block::of(device.driver, self.anchor, Pools::Refused) {
                 Ok(now) => Ok(now.vmm() == *block),
                 Err(error) if gone(&error) => Ok(false),
                 Err(error) => Err(error),
             },
             Kind::Ipc(block, prover) => {
                 let world = Live { manager: &self.manager, node: self.held.node(), prover, driver: device.driver };
-                match world.identity(self.span.addr) {
+                match world.identity(self.anchor) {
                     Ok(now) => Ok(now == *block),
                     Err(error) if gone(&error) => Ok(false),
                     Err(error) => Err(error),
@@ -272,7 +320,7 @@ impl Pin for RmPin {
         let view = self.held.map(self.offset, self.span.len)?;
         // Read after the window exists: what it shows is what the address leads to at this moment.
         if !self.still()? {
-            return Err(changed(self.span.addr));
+            return Err(changed(self.anchor));
         }
         Ok(Box::new(view))
     }

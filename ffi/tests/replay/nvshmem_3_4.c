@@ -1,0 +1,7 @@
+/* NVSHMEM 3.4. */
+#include "nvshmem.h"
+
+int main(void)
+{
+    return nvshmem_run(0);
+}

@@ -1,0 +1,7 @@
+/* NVSHMEM 3.8: version 2 symbols, attributes. */
+#include "nvshmem.h"
+
+int main(void)
+{
+    return nvshmem_run(1);
+}
