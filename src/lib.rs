@@ -78,6 +78,8 @@ mod sys;
 #[doc(hidden)]
 pub mod tool;
 
+#[doc(hidden)]
+pub use backend::P2pTokens;
 pub use backend::emulated;
 pub use backend::{AfterFree, Allocator, BackendKind, MappingType, RmLevel, Semantics};
 pub use batch::Batch;

@@ -232,12 +232,17 @@ impl Session {
     /// As [`DeviceRange::from_raw`], for the allocations in all of these pages.
     #[doc(hidden)]
     #[allow(unsafe_code, reason = "the caller vouches for the allocation; nothing is accessed here")]
-    pub unsafe fn pin_pages(&self, addr: impl Into<crate::GpuAddr>, len: usize) -> Result<Pinned<'static>> {
+    pub unsafe fn pin_pages(
+        &self,
+        addr: impl Into<crate::GpuAddr>,
+        len: usize,
+        tokens: crate::backend::P2pTokens,
+    ) -> Result<Pinned<'static>> {
         self.inner.owner.check("pin")?;
         let asked = crate::range::Span::new("pin", addr.into(), len)?;
         let pages = asked.gpu_pages("pin")?;
         let started = std::time::Instant::now();
-        let pin = self.inner.backend().pin_pages(asked)?;
+        let pin = self.inner.backend().pin_pages(asked, tokens)?;
         Ok(Pinned::new(Arc::clone(&self.inner), pin, &DeviceRange::borrowed(pages), started.elapsed()))
     }
 

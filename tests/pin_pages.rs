@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "pinning pages is unsafe: the allocations must outlive the mapping")]
 
 use gdrcopy::emulated::FaultAt;
-use gdrcopy::{BackendKind, ErrorKind, GpuAddr, MemoryKind, Pinned, Result, Session};
+use gdrcopy::{BackendKind, ErrorKind, GpuAddr, MemoryKind, P2pTokens, Pinned, Result, Session};
 
 const PAGE: usize = 64 << 10;
 
@@ -13,7 +13,7 @@ fn session() -> Session {
 
 fn pin(session: &Session, addr: GpuAddr, len: usize) -> Result<Pinned<'static>> {
     // SAFETY: the tests free no block before its mapping is gone, except where they say so.
-    unsafe { session.pin_pages(addr, len) }
+    unsafe { session.pin_pages(addr, len, P2pTokens::default()) }
 }
 
 fn alloc(session: &Session, bytes: usize) -> GpuAddr {

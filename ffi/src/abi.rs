@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::slice;
 
-use gdrcopy::{AfterFree, MappingType, Session};
+use gdrcopy::{AfterFree, MappingType, P2pTokens, Session};
 
 use crate::failure::{Failure, entry, entry_or};
 use crate::pins::{self, GPU_PAGE, Info, Part};
@@ -110,8 +110,8 @@ fn is_persistent(session: &Session) -> bool {
     session.semantics().whole_object == AfterFree::Persistent
 }
 
-fn pin(g: *mut Gdr, addr: c_ulong, size: usize) -> Result<MemoryHandle, Failure> {
-    Ok(MemoryHandle { h: pins::pin(number(g), addr, size)? })
+fn pin(g: *mut Gdr, addr: c_ulong, size: usize, tokens: P2pTokens) -> Result<MemoryHandle, Failure> {
+    Ok(MemoryHandle { h: pins::pin(number(g), addr, size, tokens)? })
 }
 
 /// Pins the 64 KiB pages around a range of device memory.
@@ -131,11 +131,10 @@ pub unsafe extern "C" fn gdr_pin_buffer(
     entry("gdr_pin_buffer", || {
         // SAFETY: the caller's duty.
         let handle = unsafe { output(handle, "handle") }?;
-        // Where pins are not persistent the driver needs none either, and they are dropped.
         if (p2p_token != 0 || va_space != 0) && is_persistent(&sessions::find(number(g))?.session) {
             return Err(Failure::invalid("memory is pinned persistently here, which takes no P2P tokens: pass 0, 0"));
         }
-        *handle = pin(g, addr, size)?;
+        *handle = pin(g, addr, size, P2pTokens { p2p: p2p_token, va_space })?;
         Ok(())
     })
 }
@@ -159,7 +158,7 @@ pub unsafe extern "C" fn gdr_pin_buffer_v2(
         if flags != PIN_FLAG_DEFAULT {
             return Err(Failure::invalid(format!("pin flags {flags:#x} are not supported; retry with 0")));
         }
-        *handle = pin(g, addr, size)?;
+        *handle = pin(g, addr, size, P2pTokens::default())?;
         Ok(())
     })
 }

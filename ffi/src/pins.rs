@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use gdrcopy::{GpuAddr, MappingFacts, MappingType, Pinned};
+use gdrcopy::{GpuAddr, MappingFacts, MappingType, P2pTokens, Pinned};
 
 use crate::failure::{Failure, Kind};
 use crate::sessions::{self, Open, lock};
@@ -49,11 +49,11 @@ pub(crate) struct Info {
     pub(crate) map_nanoseconds: u64,
 }
 
-pub(crate) fn pin(session: u64, addr: u64, size: usize) -> Result<u64, Failure> {
+pub(crate) fn pin(session: u64, addr: u64, size: usize, tokens: P2pTokens) -> Result<u64, Failure> {
     let open = sessions::find(session)?;
     // SAFETY: the duty that the allocation outlives its mappings is passed on to the C caller (gdrapi.h says so).
     #[allow(unsafe_code, reason = "the duty is the C caller's")]
-    let pinned = unsafe { open.session.pin_pages(GpuAddr::new(addr), size) }?;
+    let pinned = unsafe { open.session.pin_pages(GpuAddr::new(addr), size, tokens) }?;
     let full = || Failure::new(libc::ENOMEM, Kind::OutOfMemory, "a million pins are alive; unpin some");
     let (handle, slot) = PINS.claim().ok_or_else(full)?;
     *lock(&slot.pin) = Some(Pin { handle, open: Arc::downgrade(&open), pinned, addr, size, mapped: None });
@@ -92,7 +92,7 @@ pub(crate) fn unpin(session: u64, handle: u64) -> Result<(), Failure> {
 }
 
 /// As `unpin`, for a pin whose session is closing.
-pub(crate) fn unpin_left(handle: u64) -> Result<(), Failure> {
+pub(crate) fn unpin_left(handle: u64) -> Result<Option<&'static Window>, Failure> {
     let slot = PINS.retire(handle)?;
     let pin = lock(&slot.pin).take();
     let (mapped, is_free) = slot.window.retire_for_good(handle);
@@ -105,7 +105,8 @@ pub(crate) fn unpin_left(handle: u64) -> Result<(), Failure> {
         Some(Err(error)) if error.error().kind() != gdrcopy::ErrorKind::Mapped => Err(gdrcopy::Error::from(error)),
         _ => Ok(()),
     };
-    Ok(unmapped.and(unpinned)?)
+    unmapped.and(unpinned)?;
+    Ok((!is_free).then_some(&slot.window))
 }
 
 /// Which part of the pin a caller wants.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use gdrcopy::{BackendKind, DeviceBuffer, ErrorKind, Session};
 
@@ -103,6 +104,9 @@ pub(crate) fn find(handle: u64) -> Result<Arc<Open>, Failure> {
     open.filter(|open| open.handle == handle).ok_or_else(Failure::unknown_handle)
 }
 
+/// How long closing waits for copies at work: no copy takes that long.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Unpins and frees what is left and closes; carries on past failures and reports the first.
 pub(crate) fn close(handle: u64) -> Result<(), Failure> {
     let place = SESSIONS.retire(handle)?;
@@ -110,13 +114,20 @@ pub(crate) fn close(handle: u64) -> Result<(), Failure> {
     SESSIONS.recycle(handle);
     let open = open.ok_or_else(Failure::unknown_handle)?;
     let mut result = Ok(());
+    let mut at_work = Vec::new();
     let pins = lock(&open.pins).take().unwrap_or_default();
     for pin in pins {
         match pins::unpin_left(pin) {
             // Another thread was faster.
             Err(failure) if failure.kind() == Kind::InvalidHandle => {}
-            unpinned => result = result.and(unpinned),
+            Err(failure) => result = result.and(Err(failure)),
+            Ok(window) => at_work.extend(window),
         }
+    }
+    // Copies that race with this call finish first, for some modules revoke their mapping with the memory.
+    let deadline = Instant::now() + PATIENCE;
+    while at_work.iter().any(|window| window.has_leftover()) && Instant::now() < deadline {
+        std::thread::yield_now();
     }
     let buffers = std::mem::take(&mut *lock(&open.buffers));
     for buffer in buffers.into_values() {

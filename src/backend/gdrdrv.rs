@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, Semantics, View, no_such_type,
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, P2pTokens, Pin, PinFacts, Semantics, View,
+    no_such_type,
 };
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
@@ -39,9 +40,12 @@ impl Gdrdrv {
 
 impl Gdrdrv {
     /// Pins the pages around `asked`, and shows `shown` of them.
-    fn hold(&self, asked: Span, shown: Span, known: Known) -> Result<Box<dyn Pin>> {
+    fn hold(&self, asked: Span, shown: Span, known: Known, tokens: P2pTokens) -> Result<Box<dyn Pin>> {
         let pages = asked.gpu_pages("pin")?;
-        let handle = self.module.pin(pages.addr.raw(), u64_of(pages.len)).map_err(|errno| refused(errno, asked))?;
+        let handle = self
+            .module
+            .pin(pages.addr.raw(), u64_of(pages.len), (tokens.p2p, tokens.va_space))
+            .map_err(|errno| refused(errno, asked))?;
         let head = usize_of(shown.addr.raw() - pages.addr.raw());
         Ok(Box::new(GdrPin { module: Arc::clone(&self.module), handle, asked, span: shown, head, known }))
     }
@@ -179,11 +183,11 @@ impl Backend for Gdrdrv {
     }
 
     fn pin(&self, span: Span) -> Result<Box<dyn Pin>> {
-        self.hold(span, span, Known::of(span)?)
+        self.hold(span, span, Known::of(span)?, P2pTokens::default())
     }
 
-    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
-        self.hold(asked, asked.gpu_pages("pin")?, Known::of_pages(asked)?)
+    fn pin_pages(&self, asked: Span, tokens: P2pTokens) -> Result<Box<dyn Pin>> {
+        self.hold(asked, asked.gpu_pages("pin")?, Known::of_pages(asked)?, tokens)
     }
 
     fn close(&self) -> Result<()> {

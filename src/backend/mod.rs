@@ -188,6 +188,16 @@ impl FromStr for Allocator {
     }
 }
 
+/// Old RDMA tokens of CUDA (`CU_POINTER_ATTRIBUTE_P2P_TOKENS`), for modules that are told of frees; 0 everywhere else.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct P2pTokens {
+    /// `p2pToken`.
+    pub p2p: u64,
+    /// `vaSpaceToken`.
+    pub va_space: u32,
+}
+
 /// Facts that a backend knows about one pin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinFacts {
@@ -226,7 +236,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// Takes hold of the whole GPU pages around `asked`, which parts of an allocation, or the rest of its memory object,
     /// may share: what a driver pins when it is asked for less.
-    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+    fn pin_pages(&self, asked: Span, tokens: P2pTokens) -> Result<Box<dyn Pin>> {
+        let _ = tokens;
         self.pin(asked.gpu_pages("pin")?)
     }
 

@@ -193,13 +193,14 @@ impl Module {
     }
 
     /// Pins whole GPU pages. `errno` on failure.
-    pub(crate) fn pin(&self, addr: u64, size: u64) -> std::result::Result<u64, i32> {
-        if self.since(5) {
+    pub(crate) fn pin(&self, addr: u64, size: u64, (token, va_space): (u64, u32)) -> std::result::Result<u64, i32> {
+        // The newer request takes no tokens.
+        if self.since(5) && (token, va_space) == (0, 0) {
             let mut wire = PinV2Wire { addr, size, ..PinV2Wire::default() };
             // SAFETY: the request reads and writes 32 bytes.
             return unsafe { ioctl::call(&self.file, PIN_V2, &mut wire) }.map(|()| wire.handle);
         }
-        let mut wire = PinWire { addr, size, ..PinWire::default() };
+        let mut wire = PinWire { addr, size, token, va_space, ..PinWire::default() };
         // SAFETY: the request reads and writes 40 bytes.
         unsafe { ioctl::call(&self.file, PIN, &mut wire) }.map(|()| wire.handle)
     }

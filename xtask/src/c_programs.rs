@@ -1,5 +1,6 @@
 //! C and C++ programs against the installed library: replays of clients, tests, examples, under memory checkers too.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -170,8 +171,17 @@ fn backend() -> String {
     std::env::var("GDRCOPY_BACKEND").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "emulated".to_owned())
 }
 
-fn execute(log: &mut Log, stage: &Layout, programs: &[Program], checker: Checker) -> Result<(), String> {
-    let jobs = programs.iter().map(|program| {
+/// What the programs run over: the backend, and what plays the machine.
+type Ground<'a> = &'a [(&'a str, &'a OsStr)];
+
+fn execute<'a>(
+    log: &mut Log,
+    stage: &Layout,
+    programs: impl IntoIterator<Item = &'a Program>,
+    checker: Checker,
+    ground: Ground<'_>,
+) -> Result<(), String> {
+    let jobs = programs.into_iter().map(|program| {
         let mut job = command("timeout", [LIMIT_SECONDS]);
         if checker == Checker::Valgrind {
             let flags = ["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
@@ -181,10 +191,54 @@ fn execute(log: &mut Log, stage: &Layout, programs: &[Program], checker: Checker
             job.env("CHECK_UNDER_CHECKER", "1");
         }
         job.arg(&program.path).env("LD_LIBRARY_PATH", stage.lib()).env("GDRCOPY_BACKEND", backend());
-        job.env_remove("GDRCOPY_ENABLE_LOGGING");
+        job.env_remove("GDRCOPY_ENABLE_LOGGING").envs(ground.iter().copied());
         (program.name.clone(), job)
     });
     run_all(log, jobs.collect(), Expect::Silence)
+}
+
+/// Programs that demand a kernel module of 2.5 or newer, as the clients they replay do.
+const MODERN: [&str; 8] =
+    ["aws_ofi_nccl", "mscclpp", "nccl_2_28", "nccl_2_30", "nccl_2_31", "nvshmem_3_8", "semantics", "tensorrt_llm"];
+
+/// Version and mode of the module that the stand-in plays.
+const MODULES: [(&str, bool); 6] =
+    [("2.0", false), ("2.3", false), ("2.4", false), ("2.5", true), ("2.6", false), ("2.6", true)];
+
+/// A stand-in for GPU and kernel module, to be preloaded.
+fn stand_in(log: &mut Log, workspace: &Workspace) -> Result<PathBuf, String> {
+    let folder = workspace.root.join("tests/standin");
+    let library = workspace.target.join("libcuda-standin.so");
+    let flags = ["-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"];
+    let mut build = command(GCC.c, flags);
+    build.arg("-o").arg(&library).args(sources(&folder)?);
+    run(log, build)?;
+    Ok(library)
+}
+
+/// C tests and replays of clients on backend `gdrdrv`, over every version of the module.
+pub(crate) fn tests_over_gdrdrv(log: &mut Log, workspace: &Workspace) -> Outcome {
+    let stage = stage(log, workspace)?;
+    let programs = compile_tests(log, workspace, &stage, false)?;
+    let library = stand_in(log, workspace)?;
+    for (version, persistent) in MODULES {
+        log.keep(format!("    module {version}, {}", if persistent { "persistent" } else { "told of frees" }));
+        let mut ground: Vec<(&str, &OsStr)> = vec![
+            ("GDRCOPY_BACKEND", OsStr::new("gdrdrv")),
+            ("LD_PRELOAD", library.as_os_str()),
+            ("GDRCOPY_STANDIN_VERSION", OsStr::new(version)),
+        ];
+        if persistent {
+            ground.push(("GDRCOPY_STANDIN_PERSISTENT", OsStr::new("1")));
+        }
+        let old = ["2.0", "2.3", "2.4"].contains(&version);
+        let (modern, any): (Vec<_>, Vec<_>) = programs.iter().partition(|program| MODERN.contains(&&*program.name));
+        execute(log, &stage, any, Checker::None, &ground)?;
+        if !old {
+            execute(log, &stage, modern, Checker::None, &ground)?;
+        }
+    }
+    Ok(Verdict::Passed)
 }
 
 fn folders(workspace: &Workspace) -> [PathBuf; 2] {
@@ -206,7 +260,7 @@ fn compile_tests(log: &mut Log, workspace: &Workspace, stage: &Layout, sanitize:
 pub(crate) fn tests(log: &mut Log, workspace: &Workspace) -> Outcome {
     let stage = stage(log, workspace)?;
     let programs = compile_tests(log, workspace, &stage, false)?;
-    execute(log, &stage, &programs, Checker::None)?;
+    execute(log, &stage, &programs, Checker::None, &[])?;
     log.keep(format!("{} programs on backend {}", programs.len(), backend()));
     Ok(Verdict::Passed)
 }
@@ -217,14 +271,14 @@ pub(crate) fn memcheck(log: &mut Log, workspace: &Workspace) -> Outcome {
     }
     let stage = stage(log, workspace)?;
     let programs = compile_tests(log, workspace, &stage, false)?;
-    execute(log, &stage, &programs, Checker::Valgrind)?;
+    execute(log, &stage, &programs, Checker::Valgrind, &[])?;
     Ok(Verdict::Passed)
 }
 
 pub(crate) fn sanitize(log: &mut Log, workspace: &Workspace) -> Outcome {
     let stage = stage(log, workspace)?;
     let programs = compile_tests(log, workspace, &stage, true)?;
-    execute(log, &stage, &programs, Checker::AddressSanitizer)?;
+    execute(log, &stage, &programs, Checker::AddressSanitizer, &[])?;
     Ok(Verdict::Passed)
 }
 

@@ -33,6 +33,11 @@ pub(crate) const ALL: &[Step] = &[
     },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
+    Step {
+        name: "c gdrdrv",
+        about: "the same on backend gdrdrv, over a stand-in for modules 2.0 to 2.6",
+        run: c_programs::tests_over_gdrdrv,
+    },
     Step { name: "c memcheck", about: "the same under valgrind, where it is installed", run: c_programs::memcheck },
     Step { name: "c sanitize", about: "the same built with AddressSanitizer", run: c_programs::sanitize },
     Step {

@@ -12,7 +12,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, Semantics, View, only,
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, P2pTokens, Pin, PinFacts, Semantics, View,
+    only,
 };
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
 use crate::gpu::{Bar1, GpuInfo};
@@ -250,7 +251,7 @@ impl Backend for Emulated {
         Ok(Box::new(EmulatedPin { device: Arc::clone(&self.device), span, found }))
     }
 
-    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+    fn pin_pages(&self, asked: Span, _tokens: P2pTokens) -> Result<Box<dyn Pin>> {
         let (found, span) = self.device.pin_pages(asked)?;
         Ok(Box::new(EmulatedPin { device: Arc::clone(&self.device), span, found }))
     }

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, Pin, PinFacts, RmLevel, Semantics, View, only,
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, P2pTokens, Pin, PinFacts, RmLevel, Semantics,
+    View, only,
 };
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
@@ -157,7 +158,7 @@ impl Backend for Rm {
         self.hold(span, span.addr, false)
     }
 
-    fn pin_pages(&self, asked: Span) -> Result<Box<dyn Pin>> {
+    fn pin_pages(&self, asked: Span, _tokens: P2pTokens) -> Result<Box<dyn Pin>> {
         let pages = asked.gpu_pages("pin")?;
         self.hold(pages, allocated_near(Driver::get()?, asked), true)
     }
