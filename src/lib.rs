@@ -35,6 +35,7 @@
 //!
 //! | | needs | pins | after the memory is freed |
 //! |---|---|---|---|
+//! | `gdrdrv` | the kernel module, version 2.0 to 2.6 | anything the driver gives to RDMA | SIGBUS, or the old bytes stay: the module's setting; small `cudaMalloc` blocks alias |
 //! | `rm` | the stock NVIDIA driver, any user of its device files; feature `cuda` | level `vmm`: every [`DeviceBuffer`], exportable `cuMemCreate` memory; level `ipc`: also `cudaMalloc` | old bytes stay; small `cudaMalloc` blocks alias |
 //! | `emulated` | nothing; only on request | its own host memory | both ways, by configuration |
 //!
