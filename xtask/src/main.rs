@@ -4,6 +4,11 @@ mod bundle;
 mod ci;
 mod run;
 mod steps;
+mod vm;
+mod vm_build;
+mod vm_guest;
+mod vm_packages;
+mod vm_tap;
 mod workspace;
 
 use std::ffi::OsString;
@@ -18,6 +23,10 @@ usage: cargo xtask COMMAND
 
   ci [--list] [STEP...]     run every step, or the named ones, and print a summary; --list names the steps
   gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
+  vm [--kernel 6.1|6.12] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]
+                            test the kernel module in a virtual machine; only the tests whose name contains FILTER.
+                            --broken: its broken variants, each of which a test must notice; --extra: static programs
+                            to run as well; --build-tree: a kernel built from source instead of Debian's
   -h, --help                print this text";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -26,6 +35,7 @@ enum Command {
     CiList,
     Ci(Vec<String>),
     GpuBundle(Option<PathBuf>),
+    Vm(vm::Options),
 }
 
 fn parse(args: &[OsString]) -> Result<Command, String> {
@@ -48,6 +58,10 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
         (Some("gpu-bundle"), []) => Ok(Command::GpuBundle(None)),
         (Some("gpu-bundle"), [flag, dir]) if flag == "--out" => Ok(Command::GpuBundle(Some(PathBuf::from(dir)))),
         (Some("gpu-bundle"), _) => Err("gpu-bundle: expected nothing or `--out DIR`".to_owned()),
+        (Some("vm"), options) => {
+            let options: Vec<String> = options.iter().map(|option| option.to_string_lossy().into_owned()).collect();
+            vm::Options::parse(&options).map(Command::Vm)
+        }
         _ => Err(format!("unknown command `{}`; `cargo xtask --help` lists them", command.display())),
     }
 }
@@ -78,6 +92,9 @@ fn main() -> ExitCode {
             Err(message) => return usage_error(&message),
         },
         Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
+        Ok(Command::Vm(options)) => Workspace::load()
+            .and_then(|workspace| vm::command(&mut log, &workspace, &options))
+            .map(|()| ExitCode::SUCCESS),
         Err(message) => return usage_error(&message),
     };
     done.unwrap_or_else(|message| {
