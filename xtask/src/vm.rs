@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::ci::Verdict;
 use crate::run::Log;
-use crate::vm_build::{self, Modules};
+use crate::vm_build::{self, Modules, Program};
 use crate::vm_guest::{self, Guest};
 use crate::vm_packages::{self, Kernel};
 use crate::workspace::Workspace;
@@ -102,9 +102,9 @@ fn boot(
 ) -> Result<(), String> {
     let mut programs = vm_build::programs(log, workspace, dir)?;
     if let Some(extra) = &options.extra {
-        programs.extend(vm_build::executables(extra)?);
+        programs.extend(vm_build::extra_programs(extra)?);
     }
-    programs.retain(|program| options.selects(&vm_build::file_name(program)));
+    programs.retain(|program| options.selects(&program.name));
     if programs.is_empty() {
         return Err("no test has a name that contains the filter".to_owned());
     }
@@ -130,8 +130,7 @@ fn broken(
     let mut survived = Vec::new();
     for variant in vm_build::variants(workspace)?.into_iter().filter(|variant| options.selects(&variant.name)) {
         let modules = vm_build::variant(log, workspace, kernel, modules, &variant, dir)?;
-        let test: Vec<PathBuf> =
-            programs.iter().filter(|program| vm_build::file_name(program) == variant.test).cloned().collect();
+        let test: Vec<Program> = programs.iter().filter(|program| program.name == variant.test).cloned().collect();
         if test.is_empty() {
             return Err(format!("{}: there is no test `{}`", variant.name, variant.test));
         }

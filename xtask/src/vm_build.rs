@@ -17,6 +17,13 @@ pub(crate) struct Modules {
     pub(crate) provider: PathBuf,
 }
 
+/// A static program and its name in the guest, which runs them in the order of these.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+}
+
 /// A patch that takes one guarantee away from the module, and the test that must notice.
 #[derive(Debug)]
 pub(crate) struct Variant {
@@ -125,7 +132,7 @@ pub(crate) fn variants(workspace: &Workspace) -> Result<Vec<Variant>, String> {
 }
 
 /// The guest's test programs, static: the guest has no libraries.
-pub(crate) fn programs(log: &mut Log, workspace: &Workspace, dir: &Path) -> Result<Vec<PathBuf>, String> {
+pub(crate) fn programs(log: &mut Log, workspace: &Workspace, dir: &Path) -> Result<Vec<Program>, String> {
     let source = sources(workspace).join("tests/guest");
     let out = dir.join("tests");
     fs::create_dir_all(&out).map_err(io_error(&out))?;
@@ -139,16 +146,19 @@ pub(crate) fn programs(log: &mut Log, workspace: &Workspace, dir: &Path) -> Resu
         let mut gcc = command("gcc", ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-I"]);
         gcc.arg(sources(workspace)).arg(&path).arg(source.join("guest.c")).arg("-o").arg(&program);
         run(log, gcc)?;
-        programs.push(program);
+        programs.push(Program { name, path: program });
     }
     Ok(programs)
 }
 
-/// The executable files of a folder.
-pub(crate) fn executables(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut programs = files(dir)?;
-    programs.retain(|path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0));
-    Ok(programs)
+/// The executable files of a folder. The guest runs them after its own tests but for the last, which leaves its marks.
+pub(crate) fn extra_programs(dir: &Path) -> Result<Vec<Program>, String> {
+    let mut paths = files(dir)?;
+    paths.retain(|path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0));
+    if paths.is_empty() {
+        return Err(format!("{}: no executable file", dir.display()));
+    }
+    Ok(paths.into_iter().map(|path| Program { name: format!("85-{}", file_name(&path)), path }).collect())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::run::{Log, command, run};
-use crate::vm_build::{Modules, file_name};
+use crate::vm_build::{Modules, Program, file_name};
 use crate::vm_packages::{Kernel, io_error};
 use crate::vm_tap::{Layout, Report, is_complaint};
 
@@ -27,7 +27,7 @@ const UNSHOWN: [&str; 3] = ["ok ", "# layout ", "# kernel "];
 pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) modules: &'a Modules,
-    pub(crate) programs: &'a [PathBuf],
+    pub(crate) programs: &'a [Program],
     pub(crate) dir: &'a Path,
     pub(crate) keep: bool,
 }
@@ -177,7 +177,7 @@ fn write_initramfs(log: &mut Log, guest: &Guest<'_>, path: &Path) -> Result<(), 
         archive.entry(&format!("modules/{}", file_name(module)), 0o100_644, &read(&stripped)?);
     }
     for program in guest.programs {
-        archive.entry(&format!("tests/{}", file_name(program)), 0o100_755, &read(program)?);
+        archive.entry(&format!("tests/{}", program.name), 0o100_755, &read(&program.path)?);
     }
     let mut file = File::create(path).map_err(io_error(path))?;
     file.write_all(&archive.finish()).map_err(io_error(path))

@@ -87,6 +87,11 @@ impl Report {
             self.complaints.push(complaint);
         } else if let Some(plan) = line.strip_prefix("1..") {
             program.plan = plan.parse().ok();
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            // Rust's own harness, whose last line has both counts.
+            program.passed += number_before(counts, " passed");
+            program.failed += number_before(counts, " failed");
+            program.plan = Some(program.passed + program.failed);
         }
     }
 
@@ -142,6 +147,11 @@ impl Report {
     }
 }
 
+fn number_before(text: &str, word: &str) -> usize {
+    let number = text.split(word).next().and_then(|before| before.rsplit(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
 fn layout(text: &str) -> Option<Layout> {
     let (page, seed) = text.split_once(' ')?;
     Some(Layout { page: page.parse().ok()?, seed: seed.parse().ok()? })
@@ -166,6 +176,18 @@ mod tests {
         assert_eq!(report.verdict(), Ok(()));
         assert_eq!(report.summary(), "1 programs, 2 tests passed, 0 failed");
         assert_eq!(report.layouts, [Layout { page: 3, seed: 200 }]);
+    }
+
+    #[test]
+    fn rusts_harness_is_understood() {
+        let text = "# start a\ntest x ... ok\ntest result: ok. 3 passed; 0 failed; 1 ignored\n# status 0 a\n# end\n";
+        let good = report(text);
+        assert_eq!(good.verdict(), Ok(()));
+        assert_eq!(good.summary(), "1 programs, 3 tests passed, 0 failed");
+        let failed = report(&text.replace("0 failed", "2 failed").replace("status 0", "status 101"));
+        assert_eq!(failed.summary(), "1 programs, 3 tests passed, 2 failed");
+        assert!(failed.verdict().is_err());
+        assert!(report(&text.replace("3 passed", "0 passed")).verdict().is_err());
     }
 
     #[test]
