@@ -176,7 +176,7 @@ static void storm(void)
 	bool right = true;
 	void *result;
 
-	for (int i = 0; i < 300; i++) {
+	for (int i = 0; i < 100; i++) {
 		uint64_t handle = must_pin(fd, BAR_VA, SIZE);
 		uint8_t *at = touched(handle);
 
@@ -187,7 +187,7 @@ static void storm(void)
 		right &= !result && all_gone(at);
 		munmap(at, SIZE);
 	}
-	ok(right, "300 times more, without a delay");
+	ok(right, "100 times more, without a delay");
 	equal(knob("live"), 0, "the driver has all page tables back");
 }
 
@@ -209,7 +209,7 @@ static void double_unpin(void)
 	int both = 0, none = 0;
 
 	pthread_barrier_init(&barrier, NULL, 2);
-	for (int i = 0; i < 500; i++) {
+	for (int i = 0; i < 200; i++) {
 		pthread_t thread;
 		void *theirs;
 		long mine;
@@ -221,7 +221,7 @@ static void double_unpin(void)
 		both += !mine && !theirs;
 		none += mine && theirs;
 	}
-	ok(!both && !none, "of two unpins at once one succeeds (500 times: both %d, none %d)", both, none);
+	ok(!both && !none, "of two unpins at once one succeeds (200 times: both %d, none %d)", both, none);
 	equal(knob("live"), live, "every page table was given back once");
 	pthread_barrier_destroy(&barrier);
 }
