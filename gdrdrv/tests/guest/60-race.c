@@ -4,9 +4,9 @@
  * nothing of it may be reachable. The second thread's delay changes from pin to pin, so that it hits every point of the
  * first one's way. The threads wait for each other after a batch only: the host need not run both processors at once.
  */
-#include <x86intrin.h>
-
 #include "guest.h"
+
+#include <x86intrin.h>
 
 #define SIZE		(2 * GPU_PAGE)
 #define BATCH		64
