@@ -70,7 +70,7 @@ fn qemu(kernel: &Kernel, initramfs: &Path, bar: &Path, console: &Path) -> Comman
     // Two lines: the kernel's messages cannot fall into the report's.
     qemu.arg("-serial").arg(format!("file:{}", console.display())).args(["-serial", "stdio"]);
     qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
-    qemu.args(["-append", "console=ttyS0 panic=-1 oops=panic quiet loglevel=2 slub_debug=FZPU"]);
+    qemu.args(["-append", "console=ttyS0 panic=-1 oops=panic quiet loglevel=2 slub_debug=FZP"]);
     qemu.arg("-object").arg(format!("memory-backend-file,id=bar,share=on,mem-path={},size={BAR_BYTES}", bar.display()));
     qemu.args(["-device", "ivshmem-plain,memdev=bar"]);
     qemu.stdout(Stdio::piped());
