@@ -7,6 +7,7 @@ mod steps;
 mod vm;
 mod vm_build;
 mod vm_guest;
+mod vm_nvidia;
 mod vm_packages;
 mod vm_tap;
 mod workspace;
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
                             test the kernel module in a virtual machine; only the tests whose name contains FILTER.
                             --broken: its broken variants, each of which a test must notice; --extra: static programs
                             to run as well; --build-tree: a kernel built from source instead of Debian's
+  nvidia-headers            compile the kernel module against the headers of NVIDIA drivers that Debian has
   -h, --help                print this text";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +38,7 @@ enum Command {
     Ci(Vec<String>),
     GpuBundle(Option<PathBuf>),
     Vm(vm::Options),
+    NvidiaHeaders,
 }
 
 fn parse(args: &[OsString]) -> Result<Command, String> {
@@ -58,6 +61,7 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
         (Some("gpu-bundle"), []) => Ok(Command::GpuBundle(None)),
         (Some("gpu-bundle"), [flag, dir]) if flag == "--out" => Ok(Command::GpuBundle(Some(PathBuf::from(dir)))),
         (Some("gpu-bundle"), _) => Err("gpu-bundle: expected nothing or `--out DIR`".to_owned()),
+        (Some("nvidia-headers"), []) => Ok(Command::NvidiaHeaders),
         (Some("vm"), options) => {
             let options: Vec<String> = options.iter().map(|option| option.to_string_lossy().into_owned()).collect();
             vm::Options::parse(&options).map(Command::Vm)
@@ -92,6 +96,9 @@ fn main() -> ExitCode {
             Err(message) => return usage_error(&message),
         },
         Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
+        Ok(Command::NvidiaHeaders) => Workspace::load()
+            .and_then(|workspace| vm_nvidia::command_headers(&mut log, &workspace))
+            .map(|()| ExitCode::SUCCESS),
         Ok(Command::Vm(options)) => Workspace::load()
             .and_then(|workspace| vm::command(&mut log, &workspace, &options))
             .map(|()| ExitCode::SUCCESS),

@@ -66,6 +66,11 @@ fn copy_sources(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// A copy of the module's sources to build in.
+pub(crate) fn copy_module(workspace: &Workspace, dir: &Path) -> Result<(), String> {
+    copy_sources(&sources(workspace), dir)
+}
+
 /// One run of the kernel's build system: all warnings on and errors, and sparse over every file.
 fn kbuild(log: &mut Log, kernel: &Kernel, dir: &Path, more: &[String]) -> Result<(), String> {
     let mut make = command("make", ["-s", "-C"]);

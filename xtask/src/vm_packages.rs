@@ -37,6 +37,7 @@ pub(crate) struct Kernel {
 #[derive(Debug)]
 pub(crate) struct Apt {
     cache: PathBuf,
+    state: PathBuf,
     config: PathBuf,
 }
 
@@ -51,10 +52,23 @@ pub(crate) fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> String {
 impl Apt {
     /// `None` where there is no apt.
     pub(crate) fn new(cache: &Path) -> Result<Option<Self>, String> {
+        Self::configured(cache, "apt", "")
+    }
+
+    /// With these sources only, in the one-line format, and lists of its own.
+    pub(crate) fn with_sources(cache: &Path, name: &str, sources: &str) -> Result<Option<Self>, String> {
+        let list = cache.join(format!("{name}.list"));
+        fs::create_dir_all(cache).map_err(io_error(cache))?;
+        fs::write(&list, sources).map_err(io_error(&list))?;
+        let more = format!("Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"-\";\n", list.display());
+        Self::configured(cache, name, &more)
+    }
+
+    fn configured(cache: &Path, name: &str, more: &str) -> Result<Option<Self>, String> {
         if query("apt-get", ["--version"]).is_none() {
             return Ok(None);
         }
-        let state = cache.join("apt");
+        let state = cache.join(name);
         for dir in ["state/lists/partial", "cache/archives/partial"] {
             let dir = state.join(dir);
             fs::create_dir_all(&dir).map_err(io_error(&dir))?;
@@ -63,11 +77,11 @@ impl Apt {
         fs::create_dir_all(&deb).map_err(io_error(&deb))?;
         let config = state.join("apt.conf");
         let text = format!(
-            "Dir::State \"{0}/state\";\nDir::State::status \"/var/lib/dpkg/status\";\nDir::Cache \"{0}/cache\";\n",
+            "Dir::State \"{0}/state\";\nDir::State::status \"/var/lib/dpkg/status\";\nDir::Cache \"{0}/cache\";\n{more}",
             state.display()
         );
         fs::write(&config, text).map_err(io_error(&config))?;
-        Ok(Some(Self { cache: cache.to_owned(), config }))
+        Ok(Some(Self { cache: cache.to_owned(), state, config }))
     }
 
     /// A command of apt's that reads and writes our lists only.
@@ -91,7 +105,7 @@ impl Apt {
     pub(crate) fn download(&self, log: &mut Log, package: &str) -> Result<PathBuf, String> {
         // In an empty folder: what lies in the current one already is not listed.
         let mut list = self.command("apt-get", ["download", "--print-uris", package]);
-        list.current_dir(self.cache.join("apt"));
+        list.current_dir(&self.state);
         let listed = capture(log, list)?;
         let (name, sum) =
             listed.lines().find_map(uri_line).ok_or_else(|| format!("apt-get does not say where {package} is"))?;
@@ -180,7 +194,9 @@ pub(crate) fn kernel(log: &mut Log, workspace: &Workspace, series: &str) -> Resu
     };
     let root = cache.join(&release);
     let build_tree = root.join("usr/src").join(format!("linux-headers-{release}"));
-    install_tools(log, workspace, &compiler(&build_tree))?;
+    if let Err(reason) = install_tools(log, workspace, &compiler(&build_tree)) {
+        return Ok(Err(reason));
+    }
     Ok(Ok(Kernel { name: series.to_owned(), image: root.join(format!("boot/vmlinuz-{release}")), build_tree, release }))
 }
 
