@@ -49,13 +49,22 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Copies a folder without touching copies that are the same: make looks at times.
+/// Whether the build reads a file of this name. What someone built in the source folder stays there.
+fn is_source(name: &str) -> bool {
+    let made = name.ends_with(".mod.c") || name == "probes.h" || name.starts_with('.');
+    !made && ([".c", ".h", ".sh"].iter().any(|end| name.ends_with(end)) || name == "Kbuild" || name == "Makefile")
+}
+
+/// Copies the sources of a folder without touching copies that are the same: make looks at times.
 fn copy_sources(from: &Path, to: &Path) -> Result<(), String> {
     fs::create_dir_all(to).map_err(io_error(to))?;
     for path in files(from)? {
         let copy = to.join(path.file_name().unwrap_or_default());
         if path.is_dir() {
             copy_sources(&path, &copy)?;
+            continue;
+        }
+        if !is_source(&file_name(&path)) {
             continue;
         }
         let text = fs::read(&path).map_err(io_error(&path))?;
@@ -169,6 +178,14 @@ pub(crate) fn extra_programs(dir: &Path) -> Result<Vec<Program>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_sources_are_copied() {
+        assert!(["main.c", "gdrdrv.h", "probe.sh", "Kbuild", "Makefile"].into_iter().all(is_source));
+        let made =
+            ["gdrdrv.mod.c", "probes.h", "main.o", "gdrdrv.ko", ".main.o.cmd", "Module.symvers", "probes.h.c.tmp"];
+        assert!(!made.into_iter().any(is_source));
+    }
 
     #[test]
     fn every_variant_names_a_test_that_exists() {
