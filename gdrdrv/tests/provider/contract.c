@@ -44,6 +44,13 @@ static u32 once(u32 *knob)
 	return xchg(knob, 0);
 }
 
+/* Not msleep(0), which sleeps for a tick on older kernels. */
+static void delay(u32 ms)
+{
+	if (ms)
+		msleep(ms);
+}
+
 static u32 place(u32 page, u32 pages)
 {
 	switch (nvp2p_knobs.order) {
@@ -123,7 +130,7 @@ static void take_back(struct registration *reg)
 
 	lockdep_assert_held(&api_lock);
 	list_del(&reg->node);
-	msleep(nvp2p_knobs.delay_callback_ms);
+	delay(nvp2p_knobs.delay_callback_ms);
 	reg->callback(reg->data);
 	atomic_inc(&nvp2p_knobs.callbacks);
 	free_table(reg->table, entries);
@@ -190,7 +197,7 @@ static int get_pages(u64 va, u64 len, struct nvidia_p2p_page_table **table, void
 
 	if (once(&nvp2p_knobs.callback_in_get))
 		nvp2p_free_range(va, len);
-	msleep(nvp2p_knobs.delay_get_ms);
+	delay(nvp2p_knobs.delay_get_ms);
 	return 0;
 }
 
@@ -222,7 +229,7 @@ static int put_pages(u64 va, struct nvidia_p2p_page_table *table, pid_t tgid)
 	err = once(&nvp2p_knobs.fail_put);
 	if (err)
 		return -(int)err;
-	msleep(nvp2p_knobs.delay_put_ms);
+	delay(nvp2p_knobs.delay_put_ms);
 
 	mutex_lock(&api_lock);
 	list_for_each_entry(reg, &registrations, node) {
