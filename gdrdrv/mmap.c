@@ -131,6 +131,7 @@ static vm_fault_t gdr_insert(struct vm_fault *vmf, const struct gdr_run *run, u6
 	struct vm_area_struct *vma = vmf->vma;
 	unsigned long faulting = vmf->address & PAGE_MASK;
 	unsigned long window = round_down(faulting, GDR_FAULT_SIZE);
+	unsigned long gpu_page = faulting - (run->offset + skip) % GDR_GPU_PAGE_SIZE;
 	unsigned long pfn = PHYS_PFN(run->paddr + skip);
 	unsigned long start, end, addr;
 	vm_fault_t ret;
@@ -140,10 +141,11 @@ static vm_fault_t gdr_insert(struct vm_fault *vmf, const struct gdr_run *run, u6
 	if (ret != VM_FAULT_NOPAGE)
 		return ret;
 
-	start = max(vma->vm_start, window);
+	/* All of the GPU page also where it lies across two windows. */
+	start = max(vma->vm_start, min(window, gpu_page));
 	if (faulting - start > skip)
 		start = faulting - skip;
-	end = min(vma->vm_end, window + GDR_FAULT_SIZE);
+	end = min(vma->vm_end, max(window + GDR_FAULT_SIZE, gpu_page + GDR_GPU_PAGE_SIZE));
 	if (end - faulting > run->len - skip)
 		end = faulting + (run->len - skip);
 	for (addr = start; addr < end; addr += PAGE_SIZE) {

@@ -182,10 +182,30 @@ static void fault_count(enum order order, const char *name, long most)
 	unpin(fd, handle);
 }
 
+/* Wherever the mapping lies: here its second GPU page lies across a boundary of 2 MiB. */
+static void whole_gpu_pages(void)
+{
+	uint64_t handle = must_pin(fd, BAR_VA, SIZE);
+	uint8_t *room = mmap(NULL, 8 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint8_t *boundary = (uint8_t *)(((uintptr_t)room + (4 << 20)) & -(2UL << 20));
+	uint8_t *at = boundary - GPU_PAGE - 5 * HOST_PAGE;
+	bool whole = true;
+
+	if (map_at(at, fd, handle, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED) != at)
+		bail("mapping at an address: %s", strerror(errno));
+	store_byte(at + GPU_PAGE + 3 * HOST_PAGE, 1);
+	for (size_t offset = GPU_PAGE; offset < 2 * GPU_PAGE; offset += HOST_PAGE)
+		whole &= strcmp(page_type(at + offset, NULL), "none") != 0;
+	ok(whole, "one touch maps a whole GPU page across 2 MiB");
+	munmap(room, 8 << 20);
+	unpin(fd, handle);
+}
+
 int main(void)
 {
 	load("");
 	fd = gdr_open();
+	whole_gpu_pages();
 	offsets_and_lengths();
 	protections();
 	flags();
