@@ -8,6 +8,12 @@ mod install;
 mod real_clients;
 mod run;
 mod steps;
+mod vm;
+mod vm_build;
+mod vm_guest;
+mod vm_nvidia;
+mod vm_packages;
+mod vm_tap;
 mod workspace;
 
 use std::ffi::OsString;
@@ -30,6 +36,11 @@ usage: cargo xtask COMMAND
                             pkg-config and CMake read; --libdir is below the prefix (default: lib)
   uninstall --prefix DIR [--libdir DIR] [--destdir DIR]
                             remove what install put there
+  vm [--kernel 6.1|6.12] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]
+                            test the kernel module in a virtual machine; only the tests whose name contains FILTER.
+                            --broken: its broken variants, each of which a test must notice; --extra: static programs
+                            to run as well; --build-tree: a kernel built from source instead of Debian's
+  nvidia-headers            compile the kernel module against the headers of NVIDIA drivers that Debian has
   -h, --help                print this text";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +52,8 @@ enum Command {
     GpuBundle(Option<PathBuf>),
     Install(Layout),
     Uninstall(Layout),
+    Vm(vm::Options),
+    NvidiaHeaders,
 }
 
 fn parse(args: &[OsString]) -> Result<Command, String> {
@@ -67,6 +80,11 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
         (Some("install"), args) => Layout::parse(args).map(Command::Install).map_err(|why| format!("install: {why}")),
         (Some("uninstall"), args) => {
             Layout::parse(args).map(Command::Uninstall).map_err(|why| format!("uninstall: {why}"))
+        }
+        (Some("nvidia-headers"), []) => Ok(Command::NvidiaHeaders),
+        (Some("vm"), options) => {
+            let options: Vec<String> = options.iter().map(|option| option.to_string_lossy().into_owned()).collect();
+            vm::Options::parse(&options).map(Command::Vm)
         }
         _ => Err(format!("unknown command `{}`; `cargo xtask --help` lists them", command.display())),
     }
@@ -108,6 +126,12 @@ fn main() -> ExitCode {
             .and_then(|workspace| install::uninstall(&mut log, &workspace, &layout))
             .map(|()| ExitCode::SUCCESS),
         Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
+        Ok(Command::NvidiaHeaders) => Workspace::load()
+            .and_then(|workspace| vm_nvidia::command_headers(&mut log, &workspace))
+            .map(|()| ExitCode::SUCCESS),
+        Ok(Command::Vm(options)) => Workspace::load()
+            .and_then(|workspace| vm::command(&mut log, &workspace, &options))
+            .map(|()| ExitCode::SUCCESS),
         Err(message) => return usage_error(&message),
     };
     done.unwrap_or_else(|message| {

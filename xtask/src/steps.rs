@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::ci::{Step, Verdict};
 use crate::run::{Log, capture, cargo, command, query, run};
+use crate::vm;
 use crate::workspace::{LIBRARY, Workspace};
 use crate::{abi, bundle, c_programs, real_clients};
 
@@ -51,6 +52,14 @@ pub(crate) const ALL: &[Step] = &[
         run: real_clients::current,
     },
     Step { name: "bundle", about: "cargo xtask gpu-bundle, below its size limit", run: gpu_bundle },
+    Step { name: "module packages", about: "kernels and tools for the steps that follow", run: vm::step_packages },
+    Step {
+        name: "module build",
+        about: "the kernel module for both kernels, with all warnings and sparse",
+        run: vm::step_build,
+    },
+    Step { name: "module vm 6.1", about: "the module's tests in a virtual machine, Linux 6.1", run: vm::step_6_1 },
+    Step { name: "module vm 6.12", about: "the module's tests in a virtual machine, Linux 6.12", run: vm::step_6_12 },
     Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
 ];
 
