@@ -27,7 +27,11 @@ fn pin_unguarded(session: &Session, buffer: &DeviceBuffer) -> Pinned<'static> {
 fn at_the_same_address(session: &Session, like: &Like) -> (Option<DeviceBuffer>, Vec<DeviceBuffer>) {
     let mut others = Vec::new();
     for _ in 0..TRIES {
-        let buffer = session.alloc_as(like.gpu, like.bytes, like.how).unwrap();
+        let buffer = match session.alloc_as(like.gpu, like.bytes, like.how) {
+            // A small device that gives no address out twice.
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => return (None, others),
+            allocated => allocated.unwrap(),
+        };
         if buffer.addr() == like.addr {
             return (Some(buffer), others);
         }

@@ -155,7 +155,7 @@ fn device_memory_is_a_file_that_others_can_look_into() {
         let addr = buffer.addr();
         drop(buffer);
         let freed = fs::read_to_string(std::env::var(FREE).unwrap()).unwrap();
-        assert_eq!(freed.trim(), format!("{:#x}", addr.raw()));
+        assert_eq!(freed.trim(), format!("{:x} {:x}", addr.raw(), 2 << 20));
         return;
     }
     let (memory, freed) = (scratch("memory"), scratch("freed"));

@@ -360,16 +360,17 @@ void module_settle(struct node *node)
 }
 
 /* Tells a provider of the real module, which cannot know otherwise. */
-static void tell_freed(uint64_t va)
+static void tell_freed(uint64_t va, size_t bytes)
 {
 	const char *path = getenv("GDRCOPY_STANDIN_FREE");
-	char text[32];
+	char text[48];
 	int fd;
 
 	if (!path)
 		return;
 	fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0 || write(fd, text, (size_t)snprintf(text, sizeof(text), "0x%llx\n", (unsigned long long)va)) < 0)
+	if (fd < 0 || write(fd, text, (size_t)snprintf(text, sizeof(text), "%llx %llx\n", (unsigned long long)va,
+					 (unsigned long long)bytes)) < 0)
 		perror("GDRCOPY_STANDIN_FREE");
 	if (fd >= 0)
 		syscall(SYS_close, fd);
@@ -377,7 +378,7 @@ static void tell_freed(uint64_t va)
 
 void gdrdrv_freed(uint64_t va, size_t bytes)
 {
-	tell_freed(va);
+	tell_freed(va, bytes);
 	for (struct node *node = module_nodes; node && !module_persistent(); node = node->next)
 		for (struct pin *pin = node->pins; pin; pin = pin->next)
 			if (pin->va < va + bytes && va < pin->va + pin->bytes && !pin->dead) {

@@ -17,7 +17,8 @@
  *   GDRCOPY_STANDIN_FAULT       "CALL:ERRNO": every call of this name fails so (names as in the log)
  *   GDRCOPY_STANDIN_MAJORS      "240,239": major numbers, as the kernel lists the module and of the node
  *   GDRCOPY_STANDIN_LOG         file to which each call on the node adds a line
- *   GDRCOPY_STANDIN_FREE        file to which the address of freed memory is written (the real module's provider)
+ *   GDRCOPY_STANDIN_FREE        file to which "ADDRESS LENGTH" of freed memory is written, in hex (the real
+ *                               module's provider); freed addresses are not given out again then
  */
 #ifndef STANDIN_H
 #define STANDIN_H
@@ -65,6 +66,7 @@ struct block {
 struct slot {
 	struct object *object; /* what it shows */
 	size_t index;	       /* which frame of it */
+	bool spent; /* had memory once */
 	bool taken;	       /* allocated or reserved */
 	bool small;	       /* cut into small blocks */
 	uint64_t base;	       /* of the whole allocation or reservation */

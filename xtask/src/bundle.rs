@@ -45,7 +45,7 @@ pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<
 
 /// The executables in cargo's JSON messages, by names without a hash: programs and integration tests have their own, the
 /// library's unit tests are `<library>-unit`.
-fn executables(messages: &str) -> Result<BTreeMap<String, PathBuf>, String> {
+pub(crate) fn executables(messages: &str) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut found = BTreeMap::new();
     for line in messages.lines() {
         let message: Value = serde_json::from_str(line).map_err(|error| format!("cargo printed no JSON: {error}"))?;

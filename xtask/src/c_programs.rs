@@ -206,7 +206,7 @@ const MODULES: [(&str, bool); 6] =
     [("2.0", false), ("2.3", false), ("2.4", false), ("2.5", true), ("2.6", false), ("2.6", true)];
 
 /// A stand-in for GPU and kernel module, to be preloaded.
-fn stand_in(log: &mut Log, workspace: &Workspace) -> Result<PathBuf, String> {
+pub(crate) fn stand_in(log: &mut Log, workspace: &Workspace) -> Result<PathBuf, String> {
     let folder = workspace.root.join("tests/standin");
     let library = workspace.target.join("libcuda-standin.so");
     let flags = ["-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"];

@@ -10,6 +10,7 @@ mod run;
 mod steps;
 mod vm;
 mod vm_build;
+mod vm_contract;
 mod vm_guest;
 mod vm_nvidia;
 mod vm_packages;
@@ -36,9 +37,9 @@ usage: cargo xtask COMMAND
                             pkg-config and CMake read; --libdir is below the prefix (default: lib)
   uninstall --prefix DIR [--libdir DIR] [--destdir DIR]
                             remove what install put there
-  vm [--kernel 6.1|6.12] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]
+  vm [--kernel 6.1|6.12] [--contract] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]
                             test the kernel module in a virtual machine; only the tests whose name contains FILTER.
-                            --broken: its broken variants, each of which a test must notice; --extra: static programs
+                            --contract: the library's contract suite instead; --broken: its broken variants, each of which a test must notice; --extra: static programs
                             to run as well; --build-tree: a kernel built from source instead of Debian's
   nvidia-headers            compile the kernel module against the headers of NVIDIA drivers that Debian has
   -h, --help                print this text";

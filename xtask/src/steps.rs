@@ -60,6 +60,11 @@ pub(crate) const ALL: &[Step] = &[
     },
     Step { name: "module vm 6.1", about: "the module's tests in a virtual machine, Linux 6.1", run: vm::step_6_1 },
     Step { name: "module vm 6.12", about: "the module's tests in a virtual machine, Linux 6.12", run: vm::step_6_12 },
+    Step {
+        name: "module contract",
+        about: "the library's contract suite over the module, in a virtual machine, Linux 6.12",
+        run: vm::step_contract,
+    },
     Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
 ];
 

@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::ci::Verdict;
 use crate::run::Log;
 use crate::vm_build::{self, Modules, Program};
+use crate::vm_contract;
 use crate::vm_guest::{self, Guest};
 use crate::vm_packages::{self, Kernel};
 use crate::workspace::Workspace;
@@ -25,6 +26,8 @@ pub(crate) struct Options {
     pub(crate) keep: bool,
     /// Run the broken variants of the module instead, each of which a test must notice.
     pub(crate) broken: bool,
+    /// Run the library's contract suite over the module, instead of the module's own tests.
+    pub(crate) contract: bool,
     /// Folder of further static programs to run in the guest.
     pub(crate) extra: Option<PathBuf>,
     /// Kernel image and build tree to use instead of Debian's.
@@ -49,6 +52,7 @@ impl Options {
                 }
                 "--keep" => options.keep = true,
                 "--broken" => options.broken = true,
+                "--contract" => options.contract = true,
                 "--extra" => options.extra = Some(value()?.into()),
                 "--build-tree" => options.custom = Some(value()?.into()),
                 flag if flag.starts_with('-') => return Err(format!("vm: unexpected argument `{flag}`")),
@@ -100,7 +104,14 @@ fn boot(
     dir: &Path,
     options: &Options,
 ) -> Result<(), String> {
-    let mut programs = vm_build::programs(log, workspace, dir)?;
+    let mut files = Vec::new();
+    let mut programs = if options.contract {
+        let (suite, needed) = vm_contract::collect(log, workspace, dir)?;
+        files = needed;
+        vec![suite]
+    } else {
+        vm_build::programs(log, workspace, dir)?
+    };
     if let Some(extra) = &options.extra {
         programs.extend(vm_build::extra_programs(extra)?);
     }
@@ -108,7 +119,9 @@ fn boot(
     if programs.is_empty() {
         return Err("no test has a name that contains the filter".to_owned());
     }
-    let guest = Guest { kernel, modules, programs: &programs, dir, keep: options.keep };
+    // Its tests give no memory out twice.
+    let bar_bytes = if options.contract { 1 << 30 } else { vm_guest::BAR_BYTES };
+    let guest = Guest { kernel, modules, programs: &programs, files: &files, bar_bytes, dir, keep: options.keep };
     let start = Instant::now();
     let report = vm_guest::boot(log, &guest)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -142,8 +155,18 @@ fn broken(
             return Err(format!("{}: there is no test `{}`", variant.name, variant.test));
         }
         let dir = dir.join("broken");
-        let report =
-            vm_guest::boot(log, &Guest { kernel, modules: &modules, programs: &test, dir: &dir, keep: false })?;
+        let report = vm_guest::boot(
+            log,
+            &Guest {
+                kernel,
+                modules: &modules,
+                programs: &test,
+                files: &[],
+                bar_bytes: vm_guest::BAR_BYTES,
+                dir: &dir,
+                keep: false,
+            },
+        )?;
         table.push(format!(
             "{:24} {:16} {}",
             variant.name,
@@ -186,16 +209,21 @@ pub(crate) fn step_build(log: &mut Log, workspace: &Workspace) -> Result<Verdict
 }
 
 pub(crate) fn step_6_1(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
-    step_vm(log, workspace, "6.1")
+    step_vm(log, workspace, "6.1", &Options::default())
 }
 
 pub(crate) fn step_6_12(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
-    step_vm(log, workspace, "6.12")
+    step_vm(log, workspace, "6.12", &Options::default())
 }
 
-fn step_vm(log: &mut Log, workspace: &Workspace, series: &str) -> Result<Verdict, String> {
+/// The library's contract suite over the module.
+pub(crate) fn step_contract(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
+    step_vm(log, workspace, "6.12", &Options { contract: true, ..Options::default() })
+}
+
+fn step_vm(log: &mut Log, workspace: &Workspace, series: &str, options: &Options) -> Result<Verdict, String> {
     match vm_packages::kernel(log, workspace, series)? {
-        Ok(kernel) => test(log, workspace, &kernel, &Options::default()).map(|()| Verdict::Passed),
+        Ok(kernel) => test(log, workspace, &kernel, options).map(|()| Verdict::Passed),
         Err(reason) => Ok(Verdict::Skipped(reason)),
     }
 }
@@ -211,8 +239,9 @@ mod tests {
     #[test]
     fn options_are_read() {
         assert_eq!(parsed(&[]), Ok(Options::default()));
-        let all = parsed(&["--kernel", "6.12", "--keep", "--broken", "--extra", "x", "race"]).unwrap();
+        let all = parsed(&["--kernel", "6.12", "--keep", "--contract", "--broken", "--extra", "x", "race"]).unwrap();
         assert_eq!(all.kernel.as_deref(), Some("6.12"));
+        assert!(all.contract);
         assert!(all.keep && all.broken);
         assert_eq!(all.extra, Some(PathBuf::from("x")));
         assert!(all.selects("60-race") && !all.selects("10-requests"));

@@ -1,5 +1,6 @@
 //! The virtual machine: its initial file system, the emulator, and what is looked at after it has stopped.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use crate::run::{Log, command, run};
 use crate::vm_build::{Modules, Program, file_name};
+use crate::vm_contract::GuestFile;
 use crate::vm_packages::{Kernel, io_error};
 use crate::vm_tap::{Layout, Report, is_complaint};
 
 /// Size of the device's memory, as the tests expect it.
-const BAR_BYTES: u64 = 16 << 20;
+pub(crate) const BAR_BYTES: u64 = 16 << 20;
 const GPU_PAGE: usize = 64 << 10;
 
 /// Longer than any run takes, also on a kernel with all its checks on.
@@ -28,6 +30,9 @@ pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) modules: &'a Modules,
     pub(crate) programs: &'a [Program],
+    /// What else they need, by its path.
+    pub(crate) files: &'a [GuestFile],
+    pub(crate) bar_bytes: u64,
     pub(crate) dir: &'a Path,
     pub(crate) keep: bool,
 }
@@ -38,10 +43,10 @@ pub(crate) fn boot(log: &mut Log, guest: &Guest<'_>) -> Result<Report, String> {
     let initramfs = guest.dir.join("initramfs");
     write_initramfs(log, guest, &initramfs)?;
     let bar = guest.dir.join("bar");
-    new_bar(&bar)?;
+    new_bar(&bar, guest.bar_bytes)?;
     let console = guest.dir.join("console.log");
 
-    let mut qemu = qemu(guest.kernel, &initramfs, &bar, &console);
+    let mut qemu = qemu(guest.kernel, &initramfs, &bar, guest.bar_bytes, &console);
     if guest.keep {
         log.say(&format!("{qemu:?}"));
     }
@@ -63,7 +68,7 @@ pub(crate) fn boot(log: &mut Log, guest: &Guest<'_>) -> Result<Report, String> {
 }
 
 /// Emulation and not virtualization: it needs no rights, and behaves the same inside another virtual machine.
-fn qemu(kernel: &Kernel, initramfs: &Path, bar: &Path, console: &Path) -> Command {
+fn qemu(kernel: &Kernel, initramfs: &Path, bar: &Path, bar_bytes: u64, console: &Path) -> Command {
     let mut qemu =
         command("qemu-system-x86_64", ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"]);
     qemu.args(["-nodefaults", "-no-reboot", "-display", "none"]);
@@ -71,15 +76,15 @@ fn qemu(kernel: &Kernel, initramfs: &Path, bar: &Path, console: &Path) -> Comman
     qemu.arg("-serial").arg(format!("file:{}", console.display())).args(["-serial", "stdio"]);
     qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
     qemu.args(["-append", "console=ttyS0 panic=-1 oops=panic quiet loglevel=2 slub_debug=FZP"]);
-    qemu.arg("-object").arg(format!("memory-backend-file,id=bar,share=on,mem-path={},size={BAR_BYTES}", bar.display()));
+    qemu.arg("-object").arg(format!("memory-backend-file,id=bar,share=on,mem-path={},size={bar_bytes}", bar.display()));
     qemu.args(["-device", "ivshmem-plain,memdev=bar"]);
     qemu.stdout(Stdio::piped());
     qemu
 }
 
-fn new_bar(path: &Path) -> Result<(), String> {
+fn new_bar(path: &Path, bytes: u64) -> Result<(), String> {
     let file = File::create(path).map_err(io_error(path))?;
-    file.set_len(BAR_BYTES).map_err(io_error(path))
+    file.set_len(bytes).map_err(io_error(path))
 }
 
 /// Runs the emulator until it ends, or the limit is reached.
@@ -178,6 +183,16 @@ fn write_initramfs(log: &mut Log, guest: &Guest<'_>, path: &Path) -> Result<(), 
     }
     for program in guest.programs {
         archive.entry(&format!("tests/{}", program.name), 0o100_755, &read(&program.path)?);
+    }
+    let mut folders = BTreeSet::new();
+    for file in guest.files {
+        let place = file.place.trim_start_matches('/');
+        for (end, _) in place.match_indices('/') {
+            if folders.insert(&place[..end]) {
+                archive.entry(&place[..end], 0o040_755, &[]);
+            }
+        }
+        archive.entry(place, 0o100_755, &read(&file.path)?);
     }
     let mut file = File::create(path).map_err(io_error(path))?;
     file.write_all(&archive.finish()).map_err(io_error(path))
