@@ -63,6 +63,6 @@ int main(void)
 	load("");
 	loops("persistent", 10000);
 	load("use_persistent_mapping=0");
-	loops("not persistent", 2000);
+	loops("not persistent", 1000);
 	return done();
 }
