@@ -36,6 +36,7 @@
 //! | | needs | pins | after the memory is freed |
 //! |---|---|---|---|
 //! | `rm` | the stock NVIDIA driver, any user of its device files; feature `cuda` | level `vmm`: every [`DeviceBuffer`], exportable `cuMemCreate` memory; level `ipc`: also `cudaMalloc` | old bytes stay; small `cudaMalloc` blocks alias |
+//! | `vulkan` | Vulkan of the stock NVIDIA driver, a large BAR1; feature `vulkan` | every [`DeviceBuffer`], exportable `cuMemCreate` memory | old bytes stay; buffers of less than 64 KiB alias |
 //! | `emulated` | nothing; only on request | its own host memory | both ways, by configuration |
 //!
 //! What is set in the program ([`SessionBuilder`]) wins over the environment (`GDRCOPY_BACKEND`, `GDRCOPY_RM`,

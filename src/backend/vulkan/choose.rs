@@ -26,7 +26,9 @@ pub(super) fn device(found: &[Identity], uuid: Uuid) -> Result<usize> {
     }
     let shown = match found {
         [] => "none".to_owned(),
-        _ => found.iter().map(|device| format!("{} ({})", device.name, hex(device.uuid))).collect::<Vec<_>>().join(", "),
+        _ => {
+            found.iter().map(|device| format!("{} ({})", device.name, hex(device.uuid))).collect::<Vec<_>>().join(", ")
+        }
     };
     let cause = format!("no device of Vulkan 1.1 has the UUID of the CUDA device, {}; Vulkan shows {shown}", hex(uuid));
     Err(Error::new("pin", ErrorKind::NoDevice, cause).remedy(
@@ -69,7 +71,8 @@ pub(super) fn memory_type(table: &vk::PhysicalDeviceMemoryProperties, gpu: &str)
 
     let visible = (0..).zip(table.memory_types_as_slice()).filter_map(|(index, kind)| {
         let flags = kind.property_flags;
-        let fits = WANTED.iter().all(|&flag| flags.contains(flag)) && !UNWANTED.iter().any(|&flag| flags.contains(flag));
+        let fits =
+            WANTED.iter().all(|&flag| flags.contains(flag)) && !UNWANTED.iter().any(|&flag| flags.contains(flag));
         let cached = flags.contains(vk::MemoryPropertyFlags::HOST_CACHED);
         Some((index, cached, heap_of(kind).filter(|_| fits)?.size))
     });
@@ -101,10 +104,7 @@ mod tests {
     const CACHED: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::HOST_CACHED;
 
     /// Heaps as (device-local, size), types as (flags, heap).
-    fn table(
-        heaps: &[(bool, u64)],
-        types: &[(&[vk::MemoryPropertyFlags], u32)],
-    ) -> vk::PhysicalDeviceMemoryProperties {
+    fn table(heaps: &[(bool, u64)], types: &[(&[vk::MemoryPropertyFlags], u32)]) -> vk::PhysicalDeviceMemoryProperties {
         let mut table = vk::PhysicalDeviceMemoryProperties {
             memory_heap_count: u32::try_from(heaps.len()).unwrap(),
             memory_type_count: u32::try_from(types.len()).unwrap(),

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::vk;
+use nix::fcntl::{FcntlArg, fcntl};
 
 use super::gpu::Gpu;
 use super::instance::failed;
@@ -31,10 +32,13 @@ impl Piece {
             .memory_type_index(gpu.visible.index)
             .push_next(&mut import);
         // SAFETY: the device lives, and `info` with its chain outlives the call.
-        let memory =
-            unsafe { gpu.device.allocate_memory(&info, None) }.map_err(|result| not_imported(result, bytes))?;
-        // Vulkan's from here on, and ours to close if the import failed.
-        let _ = fd.into_raw_fd();
+        let made = unsafe { gpu.device.allocate_memory(&info, None) };
+        // Vulkan's on success, and ours to close if the import failed. Some drivers (Mesa's lavapipe 22.3) close it then
+        // too, against the specification, and what is closed must not be closed again.
+        if made.is_ok() || fcntl(&fd, FcntlArg::F_GETFD).is_err() {
+            let _ = fd.into_raw_fd();
+        }
+        let memory = made.map_err(|result| not_imported(result, bytes))?;
         Ok(Self { gpu: Arc::clone(gpu), memory, bytes })
     }
 
@@ -68,8 +72,7 @@ impl Piece {
 
     /// Leaves the pages reserved.
     fn displace(&self, calls: &ash::khr::map_memory2::DeviceFn) -> Result<()> {
-        let info =
-            vk::MemoryUnmapInfoKHR::default().flags(vk::MemoryUnmapFlagsKHR::RESERVE_EXT).memory(self.memory);
+        let info = vk::MemoryUnmapInfoKHR::default().flags(vk::MemoryUnmapFlagsKHR::RESERVE_EXT).memory(self.memory);
         // SAFETY: mapped by `place`, once.
         let result = unsafe { (calls.unmap_memory2_khr)(self.gpu.device.handle(), &info) };
         result.result().map_err(|result| failed("unmap", "vkUnmapMemory2KHR", result))
@@ -152,7 +155,10 @@ impl Objects {
         let pieces =
             from.map(|part| part.and_then(|(fd, bytes)| Piece::import(gpu, fd, bytes))).collect::<Result<Vec<_>>>()?;
         if pieces.len() > 1 && gpu.placing.is_none() {
-            let cause = format!("the range covers {} cuMemCreate handles, which this driver cannot map side by side", pieces.len());
+            let cause = format!(
+                "the range covers {} cuMemCreate handles, which this driver cannot map side by side",
+                pieces.len()
+            );
             return Err(Error::new("pin", ErrorKind::UnsupportedFeature(Feature::Operation), cause).remedy(
                 "pin each handle's range by itself, update the driver to one with VK_EXT_map_memory_placed, or use \
                  backend 'rm'",
@@ -199,7 +205,11 @@ impl Objects {
             }
         }
         let [piece] = &*self.pieces else {
-            return Err(Error::new("map", ErrorKind::UnsupportedFeature(Feature::Operation), "nothing to map by itself"));
+            return Err(Error::new(
+                "map",
+                ErrorKind::UnsupportedFeature(Feature::Operation),
+                "nothing to map by itself",
+            ));
         };
         let at = piece.map()?;
         if let Err(error) = Window::keep_from_children("map", at, piece.bytes) {
@@ -270,7 +280,10 @@ impl Drop for Objects {
 
 impl fmt::Debug for Objects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Objects").field("pieces", &self.pieces.len()).field("bytes", &self.bytes()).finish_non_exhaustive()
+        f.debug_struct("Objects")
+            .field("pieces", &self.pieces.len())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
     }
 }
 

@@ -146,8 +146,9 @@ fn parts_of(driver: &'static Driver, span: Span, first: Block) -> Result<Vec<Par
 
 fn refuse_legacy(addr: GpuAddr) -> Error {
     let cause = format!("{addr} is cudaMalloc memory, which CUDA exports to no other programming interface");
-    Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc), cause)
-        .remedy("allocate with Session::alloc or exportable cuMemCreate, or use backend 'gdrdrv', or 'rm' with GDRCOPY_RM=ipc")
+    Error::new("pin", ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc), cause).remedy(
+        "allocate with Session::alloc or exportable cuMemCreate, or use backend 'gdrdrv', or 'rm' with GDRCOPY_RM=ipc",
+    )
 }
 
 impl Backend for Vulkan {
