@@ -67,7 +67,12 @@ impl Piece {
         let mut found = std::ptr::null_mut();
         // SAFETY: as in `map`; the pages at `at` are reserved by a window that nobody else refers to, and aligned.
         unsafe { (calls.map_memory2_khr)(self.gpu.device.handle(), &info, &mut found) }.result()?;
-        if found == at.as_ptr().cast() { Ok(()) } else { Err(vk::Result::ERROR_MEMORY_MAP_FAILED) }
+        if found == at.as_ptr().cast() {
+            return Ok(());
+        }
+        // Against the specification, but then it can at least be taken back.
+        self.unmap();
+        Err(vk::Result::ERROR_MEMORY_MAP_FAILED)
     }
 
     /// Leaves the pages reserved.
