@@ -156,19 +156,22 @@ pub(super) struct Objects {
 
 impl Objects {
     /// Imports what each descriptor stands for, of this many bytes each.
-    pub(super) fn import(gpu: &Arc<Gpu>, from: impl Iterator<Item = Result<(OwnedFd, usize)>>) -> Result<Self> {
-        let pieces =
-            from.map(|part| part.and_then(|(fd, bytes)| Piece::import(gpu, fd, bytes))).collect::<Result<Vec<_>>>()?;
-        if pieces.len() > 1 && gpu.placing.is_none() {
+    pub(super) fn import(
+        gpu: &Arc<Gpu>,
+        from: impl ExactSizeIterator<Item = Result<(OwnedFd, usize)>>,
+    ) -> Result<Self> {
+        if from.len() > 1 && gpu.placing.is_none() {
             let cause = format!(
                 "the range covers {} cuMemCreate handles, which this driver cannot map side by side",
-                pieces.len()
+                from.len()
             );
             return Err(Error::new("pin", ErrorKind::UnsupportedFeature(Feature::Operation), cause).remedy(
                 "pin each handle's range by itself, update the driver to one with VK_EXT_map_memory_placed, or use \
                  backend 'rm'",
             ));
         }
+        let pieces =
+            from.map(|part| part.and_then(|(fd, bytes)| Piece::import(gpu, fd, bytes))).collect::<Result<Vec<_>>>()?;
         Ok(Self { shown: Mutex::new((0, None)), pieces, gpu: Arc::clone(gpu) })
     }
 
