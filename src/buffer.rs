@@ -13,7 +13,8 @@ use crate::sys::process::Owner;
 /// Device memory from [`Session::alloc`](crate::Session::alloc), freed on drop.
 ///
 /// It starts on a 64-byte line and, made by the library's own allocator, owns its whole memory object: a mapping never
-/// shares a page with somebody else's data, and every backend can pin it. It lends itself to kernels through
+/// shares a page with somebody else's data, and every backend can pin it. (Backend `vulkan` puts buffers of less than
+/// 64 KiB into shared objects; [`Allocator::CuMemCreate`] makes a whole one there too.) It lends itself to kernels through
 /// [`DeviceBuffer::addr`], or (feature `cuda`) [`DeviceBuffer::as_cuda`].
 ///
 /// Freeing GPU memory synchronises with running kernels (CUDA driver API, `cuMemFree`), and so may dropping this.

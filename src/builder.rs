@@ -55,7 +55,7 @@ pub struct SessionBuilder {
 }
 
 impl SessionBuilder {
-    /// Uses this backend or fails. Environment: `GDRCOPY_BACKEND=gdrdrv|rm|emulated`.
+    /// Uses this backend or fails. Environment: `GDRCOPY_BACKEND=gdrdrv|rm|vulkan|emulated`.
     #[must_use]
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.backend = Some(kind);
@@ -161,7 +161,8 @@ impl SessionBuilder {
 
     /// The first that works, in order of preference. The emulated one is never taken unasked.
     fn probe(&self, level: RmLevel, report: &mut ProbeReport) -> Result<Box<dyn Backend>> {
-        for kind in [BackendKind::Gdrdrv, BackendKind::Rm] {
+        let built_in = [BackendKind::Gdrdrv, BackendKind::Rm, BackendKind::Vulkan];
+        for kind in built_in.into_iter().filter(|&kind| kind != BackendKind::Vulkan || cfg!(feature = "vulkan")) {
             match self.try_backend(kind, level) {
                 Ok(backend) => return Ok(backend),
                 Err(error) => report.passed_over.push((kind, error)),
@@ -170,10 +171,10 @@ impl SessionBuilder {
         let causes: Vec<String> =
             report.passed_over.iter().map(|(kind, error)| format!("{kind}: {}", error.cause())).collect();
         // The backend that needs least is the one to mend.
-        let last = report.passed_over.last().map(|(_, error)| error);
-        let kind = last.map_or(ErrorKind::NoDriver, Error::kind);
+        let mend = report.passed_over.iter().find(|(kind, _)| *kind == BackendKind::Rm).map(|(_, error)| error);
+        let kind = mend.map_or(ErrorKind::NoDriver, Error::kind);
         let way_out = "for a try without a GPU set GDRCOPY_BACKEND=emulated";
-        let remedy = match last.and_then(Error::hint) {
+        let remedy = match mend.and_then(Error::hint) {
             Some(hint) => format!("{hint}; {way_out}"),
             None => way_out.to_owned(),
         };
@@ -195,6 +196,15 @@ impl SessionBuilder {
                 )
                 .remedy("build gdrcopy with feature 'cuda'"))
             }
+            #[cfg(feature = "vulkan")]
+            BackendKind::Vulkan => Ok(Box::new(crate::backend::vulkan::Vulkan::open()?)),
+            #[cfg(not(feature = "vulkan"))]
+            BackendKind::Vulkan => Err(Error::new(
+                "open",
+                ErrorKind::UnsupportedFeature(crate::Feature::Operation),
+                "built without backend 'vulkan'",
+            )
+            .remedy("build gdrcopy with feature 'vulkan'")),
             BackendKind::Emulated => {
                 let config = match &self.emulated {
                     Some(config) => config.clone(),

@@ -77,6 +77,8 @@ pub enum Feature {
     Mps,
     /// Multi-Instance GPU partitions.
     Mig,
+    /// A BAR1 that shows the whole of the GPU's memory (Resizable BAR).
+    LargeBar,
     /// Confidential computing: BAR1 does not show GPU memory.
     ConfidentialComputing,
     /// A copy routine whose instructions this CPU or operating system lacks.

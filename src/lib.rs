@@ -37,6 +37,7 @@
 //! |---|---|---|---|
 //! | `gdrdrv` | the kernel module, version 2.0 to 2.6 | anything the driver gives to RDMA | SIGBUS, or the old bytes stay: the module's setting; small `cudaMalloc` blocks alias |
 //! | `rm` | the stock NVIDIA driver, any user of its device files; feature `cuda` | level `vmm`: every [`DeviceBuffer`], exportable `cuMemCreate` memory; level `ipc`: also `cudaMalloc` | old bytes stay; small `cudaMalloc` blocks alias |
+//! | `vulkan` | Vulkan of the stock NVIDIA driver, a large BAR1; feature `vulkan` | every [`DeviceBuffer`], exportable `cuMemCreate` memory | old bytes stay; buffers of less than 64 KiB alias |
 //! | `emulated` | nothing; only on request | its own host memory | both ways, by configuration |
 //!
 //! What is set in the program ([`SessionBuilder`]) wins over the environment (`GDRCOPY_BACKEND`, `GDRCOPY_RM`,

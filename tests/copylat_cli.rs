@@ -280,7 +280,7 @@ fn nonsense_on_the_command_line_is_status_2_and_one_line() {
         (&["-d", "x"], "'x'"),
         (&["-M", "uncached"], "wc, cache, device"),
         (&["-a", "malloc"], "buffer, cuMemAlloc, cuMemCreate"),
-        (&["--backend", "rdma"], "gdrdrv, rm, emulated"),
+        (&["--backend", "rdma"], "gdrdrv, rm, vulkan, emulated"),
         (&["--copy", "rep_movsb"], "scalar"),
         (&["--compare", "hip"], "cuda"),
         (&["--sizes", "64-1"], "write 1-64"),

@@ -142,7 +142,7 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
     says(
         &[("GDRCOPY_BACKEND", "rdma")],
         "",
-        &[bad, "GDRCOPY_BACKEND: unknown backend 'rdma'; choose one of: gdrdrv, rm, emulated"],
+        &[bad, "GDRCOPY_BACKEND: unknown backend 'rdma'; choose one of: gdrdrv, rm, vulkan, emulated"],
     );
     says(&[("GDRCOPY_BACKEND", "RM")], "", &[bad, "GDRCOPY_BACKEND"]);
     says(&[("GDRCOPY_RM", "all")], "", &[bad, "GDRCOPY_RM: unknown rm level 'all'; choose one of: off, vmm, ipc"]);

@@ -48,8 +48,8 @@ gdrx_error_kind_t gdrx_last_error_kind(void);
 
 /* --- Backends ----------------------------------------------------------------------------------------------------- */
 
-/* As gdr_open with the backend chosen by the program ("gdrdrv", "rm", "emulated"), which wins over GDRCOPY_BACKEND. NULL: as
- * gdr_open. */
+/* As gdr_open with the backend chosen by the program ("gdrdrv", "rm", "emulated", or "vulkan" where it is built in), which
+ * wins over GDRCOPY_BACKEND. NULL: as gdr_open. */
 gdr_t gdrx_open(const char *backend);
 
 /* The name of the backend in use; never freed. NULL if `g` is not valid. */

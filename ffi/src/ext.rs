@@ -50,6 +50,7 @@ pub extern "C" fn gdrx_backend(g: *mut Gdr) -> *const c_char {
         Ok(match sessions::find(number(g))?.session.backend() {
             BackendKind::Gdrdrv => c"gdrdrv",
             BackendKind::Rm => c"rm",
+            BackendKind::Vulkan => c"vulkan",
             BackendKind::Emulated => c"emulated",
             _ => c"other",
         }

@@ -15,6 +15,8 @@ pub mod emulated;
 pub(crate) mod gdrdrv;
 #[cfg(feature = "cuda")]
 pub(crate) mod rm;
+#[cfg(feature = "vulkan")]
+pub(crate) mod vulkan;
 
 /// A way to make GPU memory appear in a process.
 #[non_exhaustive]
@@ -24,13 +26,15 @@ pub enum BackendKind {
     Gdrdrv,
     /// The resource manager of the stock NVIDIA driver: no further kernel module. Needs feature `cuda`.
     Rm,
+    /// Vulkan of the stock NVIDIA driver: public calls alone. Needs feature `vulkan`.
+    Vulkan,
     /// Host memory standing in for GPUs. Only on request.
     Emulated,
 }
 
 impl BackendKind {
     /// In the order in which they are tried.
-    const ALL: [Self; 3] = [Self::Gdrdrv, Self::Rm, Self::Emulated];
+    const ALL: [Self; 4] = [Self::Gdrdrv, Self::Rm, Self::Vulkan, Self::Emulated];
 
     /// The name used in `GDRCOPY_BACKEND` and in every report.
     #[must_use]
@@ -38,6 +42,7 @@ impl BackendKind {
         match self {
             Self::Gdrdrv => "gdrdrv",
             Self::Rm => "rm",
+            Self::Vulkan => "vulkan",
             Self::Emulated => "emulated",
         }
     }
@@ -141,9 +146,10 @@ pub enum AfterFree {
 /// After-free behaviour of a backend, by how the memory was allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Semantics {
-    /// Memory that owns its whole object: every [`DeviceBuffer`](crate::DeviceBuffer) of the library's own allocator.
+    /// Memory that owns its whole object: [`DeviceBuffer::owns_object`](crate::DeviceBuffer::owns_object).
     pub whole_object: AfterFree,
-    /// Small allocations that share an object with others, such as a `cudaMalloc` of less than 2 MiB.
+    /// Small allocations that share an object with others: a `cudaMalloc` of less than 2 MiB, on backend `vulkan` a
+    /// buffer of less than 64 KiB.
     pub shared_object: AfterFree,
 }
 
@@ -151,7 +157,8 @@ pub struct Semantics {
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Allocator {
-    /// The library's own: owns its whole memory object, line-aligned, takes the backend's easiest way.
+    /// The library's own: line-aligned, takes the backend's easiest way. It owns its whole memory object, except for
+    /// buffers of less than 64 KiB on backend `vulkan`, which share one.
     #[default]
     Buffer,
     /// `cuMemAlloc`, which is `cudaMalloc`: small blocks share an object with others.
@@ -356,6 +363,6 @@ mod tests {
             assert_eq!(name.parse::<Allocator>().unwrap(), how);
         }
         let error = "rdma".parse::<BackendKind>().unwrap_err().to_string();
-        assert!(error.contains("unknown backend 'rdma'") && error.contains("gdrdrv, rm, emulated"), "{error}");
+        assert!(error.contains("unknown backend 'rdma'") && error.contains("gdrdrv, rm, vulkan, emulated"), "{error}");
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use super::driver::{Driver, Handle, SUCCESS};
-use crate::error::{Error, ErrorKind, Result};
+use crate::backend::BackendKind;
+use crate::error::{Error, ErrorKind, Feature, Result};
 use crate::gpu::PciAddress;
 use crate::sys::num::u64_of;
 
@@ -77,8 +78,31 @@ impl Device {
         self.driver.check("publish", "cuFlushGPUDirectRDMAWrites", code)
     }
 
-    pub(crate) fn under_mps(&self) -> bool {
-        self.attribute(ATTRIBUTE_MPS).is_some_and(|on| on != 0)
+    /// Refuses what was never tried with a backend that maps by itself, by name.
+    pub(crate) fn refuse_partitions(&self, backend: BackendKind) -> Result<()> {
+        if self.name()?.contains(" MIG ") {
+            let cause = format!("the GPU is a MIG partition, on which backend '{backend}' has not been tried");
+            return Err(Error::new("pin", ErrorKind::UnsupportedFeature(Feature::Mig), cause).remedy("use a whole GPU"));
+        }
+        if self.attribute(ATTRIBUTE_MPS).is_some_and(|on| on != 0) {
+            return Err(Error::new(
+                "pin",
+                ErrorKind::UnsupportedFeature(Feature::Mps),
+                "the process runs under MPS, whose server owns the memory",
+            )
+            .remedy("start the process without MPS (unset CUDA_MPS_PIPE_DIRECTORY, or stop the control daemon)"));
+        }
+        Ok(())
+    }
+
+    /// By which other programming interfaces name the same GPU.
+    #[cfg(feature = "vulkan")]
+    pub(crate) fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = [0; 16];
+        // SAFETY: CUuuid is 16 bytes; the place outlives the call.
+        let code = unsafe { self.driver.device_uuid(&mut uuid, self.handle) };
+        self.driver.check("open GPU", "cuDeviceGetUuid", code)?;
+        Ok(uuid)
     }
 
     fn text(

@@ -55,10 +55,10 @@ pub(crate) struct AccessDesc {
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
 macro_rules! calls {
-    ($($name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* );)*) => {
+    ($($(#[$when:meta])* $name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* );)*) => {
         /// One function pointer for each call.
         pub(crate) struct Driver {
-            $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
+            $($(#[$when])* $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             /// Keeps the functions loaded.
             _library: Library,
         }
@@ -66,7 +66,7 @@ macro_rules! calls {
         impl Driver {
             fn resolve(library: Library) -> Result<Self> {
                 Ok(Self {
-                    $($name: {
+                    $($(#[$when])* $name: {
                         // SAFETY: the symbol's type is the one the CUDA driver API documents for this name.
                         let found = unsafe { library.get($symbol.as_bytes()) };
                         *found.map_err(|_| missing_symbol($symbol))?
@@ -76,6 +76,7 @@ macro_rules! calls {
             }
 
             $(
+                $(#[$when])*
                 /// The driver call of this name.
                 ///
                 /// # Safety
@@ -99,6 +100,8 @@ calls! {
     device_name = "cuDeviceGetName"(name: *mut c_char, len: c_int, device: c_int);
     device_bytes = "cuDeviceTotalMem_v2"(bytes: *mut usize, device: c_int);
     device_attribute = "cuDeviceGetAttribute"(value: *mut c_int, attribute: c_int, device: c_int);
+    #[cfg(feature = "vulkan")]
+    device_uuid = "cuDeviceGetUuid"(uuid: *mut [u8; 16], device: c_int);
     device_pci = "cuDeviceGetPCIBusId"(text: *mut c_char, len: c_int, device: c_int);
     primary_retain = "cuDevicePrimaryCtxRetain"(context: *mut Handle, device: c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);

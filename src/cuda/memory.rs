@@ -37,6 +37,12 @@ impl VmmHandle {
         (code == super::driver::SUCCESS).then_some(Self { driver, handle })
     }
 
+    /// The number that CUDA gave it, which no other memory has while this lives.
+    #[cfg(feature = "vulkan")]
+    pub(crate) fn number(&self) -> u64 {
+        self.handle
+    }
+
     /// A file descriptor of the memory.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         let mut prop = property(0);

@@ -49,10 +49,14 @@ pub(crate) fn gpus() -> Result<Vec<GpuInfo>> {
 
 /// Device memory on a GPU, or on that of the calling thread's context.
 pub(crate) fn allocate(ordinal: Option<usize>, bytes: usize, how: Allocator) -> Result<Box<dyn Allocation>> {
+    Ok(Box::new(CudaAllocation::new(device(ordinal)?, bytes, how)?))
+}
+
+/// The GPU with this ordinal, or that of the calling thread's context.
+pub(crate) fn device(ordinal: Option<usize>) -> Result<Device> {
     let driver = Driver::get()?;
-    let device = match ordinal {
-        Some(ordinal) => Device::new(driver, ordinal)?,
-        None => Device::current_or_first(driver)?,
-    };
-    Ok(Box::new(CudaAllocation::new(device, bytes, how)?))
+    match ordinal {
+        Some(ordinal) => Device::new(driver, ordinal),
+        None => Device::current_or_first(driver),
+    }
 }

@@ -108,6 +108,23 @@ impl Window {
             .map_err(|errno| Error::from_errno(op, raw_errno(errno), "the window cannot be kept from forked children"))
     }
 
+    /// Keeps the whole pages inside `len` bytes from `base` from forked children: pages that a driver mapped by itself.
+    ///
+    /// A page that is only partly in the range may hold somebody else's data, which a child needs.
+    #[cfg(feature = "vulkan")]
+    pub(crate) fn keep_from_children(op: &'static str, base: NonNull<u8>, len: usize) -> Result<()> {
+        let skip = base.addr().get().next_multiple_of(PAGE) - base.addr().get();
+        let whole = len.saturating_sub(skip) / PAGE * PAGE;
+        if whole == 0 {
+            return Ok(());
+        }
+        // SAFETY: skip < len, since a whole page follows it inside the range.
+        let start = unsafe { base.cast::<c_void>().byte_add(skip) };
+        // SAFETY: mapped, as the caller's driver said; the advice changes only what a child inherits.
+        unsafe { madvise(start, whole, MmapAdvise::MADV_DONTFORK) }
+            .map_err(|errno| Error::from_errno(op, raw_errno(errno), "the window cannot be kept from forked children"))
+    }
+
     /// Replaces the whole window by pages of `fd` past its end of file: every later access raises SIGBUS.
     pub(crate) fn revoke(base: usize, len: usize, empty: BorrowedFd<'_>) -> Result<()> {
         let (Some(addr), Some(size)) = (NonZeroUsize::new(base), NonZeroUsize::new(len)) else { return Ok(()) };

@@ -5,13 +5,14 @@ use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
 
 use gdrcopy::emulated::EmulatedConfig;
 use gdrcopy::{
-    AfterFree, Allocator, BackendKind, DeviceBuffer, ErrorKind, MappingType, RmLevel, Semantics, Session,
+    AfterFree, Allocator, BackendKind, DeviceBuffer, ErrorKind, MappingType, Result, RmLevel, Semantics, Session,
     SessionBuilder,
 };
 
 use super::standin::Module;
 
-/// Set to `rm` or `gdrdrv` where that is known to be there: what cannot be run then fails instead of being skipped.
+/// Set to `rm`, `gdrdrv`, `vulkan`, or several with commas, where they are known to be there: what cannot be run then fails
+/// instead of being skipped.
 const REQUIRE: &str = "GDRCOPY_TEST_REQUIRE";
 
 /// A backend in one of its settings, and what its contract says about it.
@@ -50,6 +51,11 @@ const fn on_rm(
     Subject { name, builder, kind, level: Some(level), gpu: 0, allocators, semantics: PERSISTENT, mapping_type }
 }
 
+const fn on_vulkan(name: &'static str, builder: fn() -> SessionBuilder) -> Subject {
+    let (kind, mapping_type) = (BackendKind::Vulkan, MappingType::WriteCombining);
+    Subject { name, builder, kind, level: None, gpu: 0, allocators: EXPORTABLE, semantics: PERSISTENT, mapping_type }
+}
+
 fn on_gdrdrv(name: &'static str, persistent: bool) -> Subject {
     let semantics = if persistent { PERSISTENT } else { TOLD };
     let (kind, mapping_type) = (BackendKind::Gdrdrv, MappingType::WriteCombining);
@@ -71,6 +77,7 @@ static SUBJECTS: LazyLock<Vec<Subject>> = LazyLock::new(|| match Module::here() 
         on_gdrdrv("gdrdrv", loaded_is_persistent()),
         on_rm("rm, vmm", || rm(RmLevel::Vmm), RmLevel::Vmm, EXPORTABLE),
         on_rm("rm, ipc", || rm(RmLevel::Ipc), RmLevel::Ipc, ALL),
+        on_vulkan("vulkan", || Session::builder().ignore_env().backend(BackendKind::Vulkan)),
     ],
 });
 
@@ -111,14 +118,33 @@ impl Subject {
         self.kind == BackendKind::Emulated
     }
 
+    /// What has to work before anything can be checked.
+    fn try_out(&self, session: &Session) -> Result<()> {
+        session.gpus()?;
+        if self.kind == BackendKind::Vulkan {
+            // It is the first pin that looks for the GPU.
+            session.pin(&session.alloc_on(self.gpu, 64)?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a block of this size shares its memory object with others.
+    pub fn shares(&self, how: Allocator, bytes: usize) -> bool {
+        match how {
+            Allocator::CuMemAlloc => bytes < 2 << 20,
+            Allocator::Buffer => self.kind == BackendKind::Vulkan && bytes < 64 << 10,
+            _ => false,
+        }
+    }
+
     /// Why it cannot be run here, in the words of the library.
     fn missing(&self) -> Option<String> {
-        let error = self.builder().open().and_then(|session| session.gpus()).err()?;
+        let error = self.builder().open().and_then(|session| self.try_out(&session)).err()?;
         let elsewhere = matches!(
             error.kind(),
             ErrorKind::NoDriver | ErrorKind::NoDevice | ErrorKind::PermissionDenied | ErrorKind::UnsupportedFeature(_)
         );
-        let asked = std::env::var(REQUIRE).is_ok_and(|name| name == self.kind.name());
+        let asked = std::env::var(REQUIRE).is_ok_and(|names| names.split(',').any(|name| name == self.kind.name()));
         let required = asked || Module::here().is_some();
         assert!(elsewhere && !required && !self.is_emulated(), "{}: {error}", self.name);
         Some(error.to_string())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gdrcopy::{AfterFree, Allocator, DeviceBuffer, DeviceRange, Error, ErrorKind, Mapping, Pinned, Session};
+use gdrcopy::{AfterFree, DeviceBuffer, DeviceRange, Error, ErrorKind, Mapping, Pinned, Session};
 
 use crate::common::subject::{Subject, downloaded};
 
@@ -143,7 +143,7 @@ pub(crate) fn facts_are_the_backend_s_own(subject: &Subject) {
         subject.for_each_buffer(bytes, |session, buffer, what| {
             assert_eq!((buffer.len(), buffer.ordinal()), (bytes, subject.gpu), "{what}");
             assert!(buffer.addr().raw().is_multiple_of(64), "{what}: buffers start on a line");
-            let shares = buffer.allocator() == Allocator::CuMemAlloc && bytes < 2 << 20;
+            let shares = subject.shares(buffer.allocator(), bytes);
             assert_eq!(buffer.owns_object(), !shares, "{what}");
             let started = Instant::now();
             let pinned = session.pin(&buffer).unwrap();

@@ -1,6 +1,6 @@
 //! The contract: what every backend promises, run over every backend that this machine has.
 //!
-//! `GDRCOPY_TEST_REQUIRE=rm` turns skipping backend `rm` into a failure, and so for `gdrdrv`.
+//! `GDRCOPY_TEST_REQUIRE=rm` turns skipping backend `rm` into a failure, and so for `gdrdrv` and `vulkan`, with commas between.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
 

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "ranges of memory that is not there can only be made by hand")]
 
-use gdrcopy::{Allocator, DeviceRange, ErrorKind, MemoryKind, Result, RmLevel};
+use gdrcopy::{Allocator, DeviceRange, ErrorKind, MemoryKind, Result};
 
 use crate::common::subject::{Subject, assert_same, downloaded, pattern};
 
@@ -160,7 +160,7 @@ pub(crate) fn memory_that_the_backend_cannot_map_is_refused(subject: &Subject) {
     assert!(kinds.contains(&error.kind()), "{}: {error}", subject.name);
     assert_eq!(error.kind().errno(), libc::EINVAL);
 
-    if subject.level == Some(RmLevel::Vmm) {
+    if !subject.allocators.contains(&Allocator::CuMemAlloc) {
         let buffer = session.alloc_as(subject.gpu, BYTES, Allocator::CuMemAlloc).unwrap();
         let error = session.pin(&buffer).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc), "{error}");

@@ -2,6 +2,7 @@
 //!
 //! The module is the stand-in's, which has to be there from the start: each setting is a process of its own.
 
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
@@ -25,6 +26,11 @@ fn passes(module: Module, tests: usize) {
 #[test]
 fn every_module_version_keeps_the_contract() {
     if Module::here().is_some() {
+        return;
+    }
+    // A binary that was carried elsewhere has nowhere to build the stand-in.
+    if !Path::new(env!("CARGO_TARGET_TMPDIR")).exists() {
+        eprintln!("SKIPPED the stand-in: this is not the machine that the tests were built on");
         return;
     }
     let tests = listed(command(MODULES[0]));

@@ -1,4 +1,4 @@
-//! What only a real GPU can show: backend `rm` on the stock NVIDIA driver.
+//! What only a real GPU can show: backends `rm` and `vulkan` on the stock NVIDIA driver.
 //!
 //! Without a GPU every test prints `SKIPPED` with the reason and passes. Some start kernels that occupy the device, so
 //! run them one at a time: `RUST_TEST_THREADS=1`.
@@ -13,3 +13,5 @@ mod refusals;
 mod support;
 mod teardown;
 mod threads;
+#[cfg(feature = "vulkan")]
+mod vulkan;

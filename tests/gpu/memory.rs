@@ -24,7 +24,7 @@ fn exchange(buffer: &gdrcopy::DeviceBuffer, mapping: &gdrcopy::Mapping<'_>, star
     assert_eq!(seen, back, "read through BAR1 at {start}+{offset}, {len} bytes");
 }
 
-fn all_positions(session: &Session, how: Allocator, size: usize) {
+pub(crate) fn all_positions(session: &Session, how: Allocator, size: usize) {
     let buffer = session.alloc_as(0, size, how).unwrap();
     assert_eq!(buffer.addr().raw() % 64, 0);
     // The whole of it: head, quarters, tail, and the last byte alone.
@@ -70,6 +70,10 @@ fn every_size_and_position_of_every_allocator() {
 #[test]
 fn one_mapping_over_several_vmm_handles() {
     let Some(session) = support::session(RmLevel::Vmm) else { return };
+    over_several_handles(&session);
+}
+
+pub(crate) fn over_several_handles(session: &Session) {
     let anchor = session.alloc(1).unwrap();
     anchor.make_current().unwrap();
     let bytes = 2 * MIB;
@@ -230,6 +234,10 @@ fn importer() {
 #[test]
 fn a_kernel_reads_what_was_written_and_answers() {
     let Some(session) = support::session(RmLevel::Vmm) else { return };
+    kernel_answers(&session);
+}
+
+pub(crate) fn kernel_answers(session: &Session) {
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let buffer = session.alloc_on(0, 4096).unwrap();

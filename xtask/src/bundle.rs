@@ -18,12 +18,12 @@ const SCRIPT_TEXT: &str = include_str!("../run.sh");
 const ORIGIN: &str = "build.txt";
 
 /// Integration tests that belong on a GPU; the others prove nothing there that they do not prove here.
-const TESTS: [&str; 4] = ["gpu", "gpu_stale", "contract", "hot_path"];
+const TESTS: [&str; 5] = ["gpu", "gpu_stale", "contract", "hot_path", "vulkan"];
 
 const MAX_BYTES: u64 = 40 << 20;
 
 pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<(), String> {
-    let package = ["--locked", "--release", "-p", LIBRARY, "--features", "tools", "--message-format", "json"];
+    let package = ["--locked", "--release", "-p", LIBRARY, "--features", "tools,vulkan", "--message-format", "json"];
     let mut messages = capture(log, cargo(["build", "--bins"].into_iter().chain(package)))?;
     let present = TESTS.into_iter().filter(|&test| workspace.tests.iter().any(|name| name == test));
     let tests =

@@ -47,13 +47,20 @@ pub(crate) fn is_there(program: &str) -> bool {
 
 /// Whether a program is there. Where `GDRCOPY_CI_APT=1` allows it, its Debian package is installed first.
 pub(crate) fn obtain(log: &mut Log, program: &str, package: &str) -> bool {
-    if !is_there(program) && std::env::var_os("GDRCOPY_CI_APT").is_some_and(|value| value == "1") {
+    if !is_there(program) {
+        install_package(log, package);
+    }
+    is_there(program)
+}
+
+/// Installs a Debian package where `GDRCOPY_CI_APT=1` allows it.
+pub(crate) fn install_package(log: &mut Log, package: &str) {
+    if std::env::var_os("GDRCOPY_CI_APT").is_some_and(|value| value == "1") {
         let script = format!("apt-get install -y {package} || {{ apt-get update && apt-get install -y {package}; }}");
         let quiet = format!("{{ {script} ; }} >/dev/null 2>&1");
         // Without a network it stays away, and the step says that it was skipped.
         let _ = run(log, command("sh", ["-c", &quiet]));
     }
-    is_there(program)
 }
 
 /// An installation in the target folder.

@@ -20,10 +20,15 @@ pub(crate) const ALL: &[Step] = &[
     Step { name: "clippy without features", about: "the library alone, warnings are errors", run: clippy_plain },
     Step {
         name: "features",
-        about: "cargo check of the library and its tests with no feature, cuda, tools",
+        about: "cargo check of the library and its tests with no feature, cuda, vulkan, tools",
         run: features,
     },
     Step { name: "test", about: "unit, property, integration and documentation tests", run: test },
+    Step {
+        name: "vulkan",
+        about: "tests of backend vulkan with a software driver, where it is installed",
+        run: vulkan,
+    },
     Step { name: "docs", about: "cargo doc, warnings are errors", run: docs },
     Step { name: "msrv", about: "cargo check with the oldest promised compiler, where it is installed", run: msrv },
     Step { name: "no C in a plain build", about: "few crates, none of which builds C", run: no_c },
@@ -116,7 +121,7 @@ fn clippy_plain(log: &mut Log, _: &Workspace) -> Outcome {
 
 fn features(log: &mut Log, _: &Workspace) -> Outcome {
     let check = ["check", "--locked", "-p", LIBRARY, "--all-targets", "--no-default-features"];
-    for features in [&[][..], &["--features", "cuda"], &["--features", "tools"]] {
+    for features in [&[][..], &["--features", "cuda"], &["--features", "vulkan"], &["--features", "tools"]] {
         run(log, cargo(check.iter().chain(features).copied()))?;
     }
     Ok(Verdict::Passed)
@@ -126,8 +131,33 @@ fn test(log: &mut Log, _: &Workspace) -> Outcome {
     passed(run(log, cargo(["test", "--locked", "--workspace", "--features", "tools", "--no-fail-fast"])))
 }
 
+/// Where Debian's Mesa says that it has a driver which needs no GPU.
+const SOFTWARE_VULKAN: &str = "/usr/share/vulkan/icd.d/lvp_icd.x86_64.json";
+
+/// The memory is the CPU's there, and nothing is taken from CUDA; importing and mapping are the real ones.
+fn vulkan(log: &mut Log, _: &Workspace) -> Outcome {
+    let driver = Path::new(SOFTWARE_VULKAN);
+    if !driver.exists() {
+        c_programs::install_package(log, "mesa-vulkan-drivers");
+    }
+    if !driver.exists() {
+        let reason = "Mesa's software driver is not installed (Debian: mesa-vulkan-drivers)";
+        return Ok(Verdict::Skipped(reason.to_owned()));
+    }
+    let test = ["test", "--locked", "-p", LIBRARY, "--features", "tools,vulkan"];
+    let unit = ["--lib", "vulkan::"];
+    let whole = ["--test", "vulkan", "--test", "session_env"];
+    for which in [&unit[..], &whole] {
+        let mut job = cargo(test.iter().chain(which).copied());
+        job.env("VK_DRIVER_FILES", driver).env("GDRCOPY_TEST_REQUIRE", "software-vulkan");
+        run(log, job)?;
+    }
+    log.keep("taking the memory from CUDA: SKIPPED, it needs a GPU".to_owned());
+    Ok(Verdict::Passed)
+}
+
 fn docs(log: &mut Log, _: &Workspace) -> Outcome {
-    let mut doc = cargo(["doc", "--locked", "--workspace", "--no-deps", "--features", "tools"]);
+    let mut doc = cargo(["doc", "--locked", "--workspace", "--no-deps", "--features", "tools,vulkan"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     passed(run(log, doc))
 }

@@ -66,7 +66,7 @@ impl Rm {
         let driver = Driver::get()?;
         let block = Block::of(driver, anchor, Pools::Refused)?;
         let device = Device::new(driver, block.ordinal)?;
-        refuse_partitions(&device)?;
+        device.refuse_partitions(BackendKind::Rm)?;
         let exportable = VmmHandle::behind(driver, anchor);
         let block = if exportable.is_some() { block.vmm() } else { block };
         if exportable.is_none() {
@@ -110,27 +110,6 @@ impl Rm {
             "set GDRCOPY_RM=ipc or SessionBuilder::rm(RmLevel::Ipc), or allocate with Session::alloc"
         })
     }
-}
-
-/// Refuses what was never tried, by name.
-fn refuse_partitions(device: &Device) -> Result<()> {
-    if device.name()?.contains(" MIG ") {
-        return Err(Error::new(
-            "pin",
-            ErrorKind::UnsupportedFeature(Feature::Mig),
-            "the GPU is a MIG partition, on which backend 'rm' has not been tried",
-        )
-        .remedy("use a whole GPU"));
-    }
-    if device.under_mps() {
-        return Err(Error::new(
-            "pin",
-            ErrorKind::UnsupportedFeature(Feature::Mps),
-            "the process runs under MPS, whose server owns the memory",
-        )
-        .remedy("start the process without MPS (unset CUDA_MPS_PIPE_DIRECTORY, or stop the control daemon)"));
-    }
-    Ok(())
 }
 
 impl Backend for Rm {

@@ -358,7 +358,7 @@ mod tests {
             ("-w 0 -r 0", "nothing to measure"),
             ("--json - --csv -", "mix"),
             ("--sizes 1-65536:1 --offsets 0-1", "too many"),
-            ("--backend rdma", "rm, emulated"),
+            ("--backend rdma", "rm, vulkan, emulated"),
             ("--copy rep_movsb", "choose one of scalar"),
             ("-a malloc", "buffer, cuMemAlloc, cuMemCreate"),
             ("-M uc", "[possible values: "),
