@@ -141,11 +141,14 @@ static vm_fault_t gdr_insert(struct vm_fault *vmf, const struct gdr_run *run, u6
 	if (ret != VM_FAULT_NOPAGE)
 		return ret;
 
-	/* All of the GPU page also where it lies across two windows. */
-	start = max(vma->vm_start, min(window, gpu_page));
+	/* GPU pages, which begin at multiples of their size from this one's begin, are entered whole at the window's ends. */
+	start = window - (window - gpu_page) % GDR_GPU_PAGE_SIZE;
+	end = window + GDR_FAULT_SIZE;
+	end += (gpu_page - end) % GDR_GPU_PAGE_SIZE;
+	start = max(vma->vm_start, start);
+	end = min(vma->vm_end, end);
 	if (faulting - start > skip)
 		start = faulting - skip;
-	end = min(vma->vm_end, max(window + GDR_FAULT_SIZE, gpu_page + GDR_GPU_PAGE_SIZE));
 	if (end - faulting > run->len - skip)
 		end = faulting + (run->len - skip);
 	for (addr = start; addr < end; addr += PAGE_SIZE) {
