@@ -2,12 +2,13 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ash::vk;
 
 use super::choose::{self, Identity, Uuid};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::process::Owner;
 
 /// The opened loader library.
 #[derive(Clone)]
@@ -22,6 +23,16 @@ const SHARING: &CStr = ash::khr::external_memory_capabilities::NAME;
 impl Loader {
     /// Opens the loader and has it look for drivers, without making an instance, which takes half a second.
     pub(super) fn open() -> Result<Self> {
+        let mut kept = kept();
+        if let Some(loader) = &kept.loader {
+            return Ok(loader.clone());
+        }
+        let loader = Self::load()?;
+        kept.loader = Some(loader.clone());
+        Ok(loader)
+    }
+
+    fn load() -> Result<Self> {
         // SAFETY: loading the Vulkan loader runs its initialisers, which have no requirements.
         let entry = unsafe { ash::Entry::load() }.map_err(|error| {
             let error = chain(&error);
@@ -90,7 +101,36 @@ pub(super) struct Instance {
     _loader: Loader,
 }
 
+/// What a process keeps once it has it: drivers that are loaded and unloaded again and again stop loading, for each time
+/// takes more of the little room that the C library has for thread-local data.
+#[derive(Default)]
+struct Kept {
+    loader: Option<Loader>,
+    /// Of the process that made it; a child makes its own.
+    instance: Option<(Owner, Arc<Instance>)>,
+}
+
+fn kept() -> MutexGuard<'static, Kept> {
+    static KEPT: Mutex<Kept> = Mutex::new(Kept { loader: None, instance: None });
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Instance {
+    /// The process's instance, made when first asked for.
+    pub(super) fn shared(loader: &Loader) -> Result<Arc<Self>> {
+        let mut kept = kept();
+        if let Some((owner, instance)) = &kept.instance
+            && owner.is_here()
+        {
+            return Ok(Arc::clone(instance));
+        }
+        let instance = Self::new(loader)?;
+        if let Some(of_parent) = kept.instance.replace((Owner::here(), Arc::clone(&instance))) {
+            std::mem::forget(of_parent);
+        }
+        Ok(instance)
+    }
+
     pub(super) fn new(loader: &Loader) -> Result<Arc<Self>> {
         let application = vk::ApplicationInfo::default().application_name(c"gdrcopy").api_version(vk::API_VERSION_1_1);
         let info = vk::InstanceCreateInfo::default().application_info(&application);

@@ -11,7 +11,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::backend::{
-    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, P2pTokens, Pin, PinFacts, Semantics, View, only,
+    AfterFree, Allocation, Allocator, Backend, BackendKind, MappingType, P2pTokens, Pin, PinFacts, Semantics, View,
+    only,
 };
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
@@ -68,7 +69,7 @@ impl Vulkan {
         }
         let instance = match &opened.instance {
             Some(instance) => Arc::clone(instance),
-            None => Arc::clone(opened.instance.insert(Instance::new(&self.loader)?)),
+            None => Arc::clone(opened.instance.insert(Instance::shared(&self.loader)?)),
         };
         let (physical, name) = instance.device(uuid)?;
         let gpu = Gpu::open(&instance, physical, &name)?;
