@@ -247,6 +247,21 @@ impl std::error::Error for Error {
     }
 }
 
+/// An error and what it came from, in one line: loading errors keep the system's word to themselves.
+#[cfg(feature = "cuda")]
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let said = source.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = source.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

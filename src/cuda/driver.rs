@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::error::{Error, ErrorKind, Feature, Result};
+use crate::error::{Error, ErrorKind, Feature, Result, chain};
 use crate::range::GpuAddr;
 
 /// A CUDA context, stream or event: opaque.
@@ -153,7 +153,7 @@ fn missing_symbol(symbol: &str) -> Error {
 fn load() -> Result<Driver> {
     // SAFETY: loading NVIDIA's driver library runs its initialisers, which have no requirements.
     let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| {
-        Error::new("open", ErrorKind::NoDriver, format!("libcuda.so.1 cannot be loaded: {error}"))
+        Error::new("open", ErrorKind::NoDriver, format!("libcuda.so.1 cannot be loaded: {}", chain(&error)))
             .remedy("install the NVIDIA driver, or pass its libraries into the container")
     })?;
     Driver::resolve(library)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ash::vk;
 
 use super::choose::{self, Identity, Uuid};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, chain};
 use crate::sys::process::Owner;
 
 /// The opened loader library.
@@ -61,20 +61,6 @@ fn no_icd() -> Error {
         "give the container the graphics capability (NVIDIA_DRIVER_CAPABILITIES=all), install the NVIDIA driver's \
          Vulkan libraries, or name its manifest in VK_DRIVER_FILES",
     )
-}
-
-/// An error and what it came from: the loading error of `ash` keeps the system's word to itself.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let said = source.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = source.source();
-    }
-    text
 }
 
 impl fmt::Debug for Loader {
