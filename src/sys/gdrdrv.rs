@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
-use super::ioctl;
+use super::ioctl::{self, wire};
 use crate::error::{Error, ErrorKind, Result};
 
 pub(crate) const NODE: &str = "/dev/gdrdrv";
@@ -45,28 +45,16 @@ impl std::fmt::Display for Version {
     }
 }
 
-macro_rules! wire {
-    ($name:ident, $size:literal { $($field:ident: $kind:ty = $offset:literal),* $(,)? }) => {
-        #[repr(C)]
-        #[derive(Clone, Copy, Default)]
-        struct $name { $($field: $kind),* }
-        const _: () = {
-            assert!(size_of::<$name>() == $size);
-            $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
-        };
-    };
-}
-
-wire!(PinWire, 40 { addr: u64 = 0, size: u64 = 8, token: u64 = 16, va_space: u32 = 24, pad: u32 = 28, handle: u64 = 32 });
-wire!(PinV2Wire, 32 { addr: u64 = 0, size: u64 = 8, flags: u32 = 16, pad: u32 = 20, handle: u64 = 24 });
-wire!(HandleWire, 8 { handle: u64 = 0 });
-wire!(FlagWire, 16 { handle: u64 = 0, flag: u32 = 8, pad: u32 = 12 });
-wire!(InfoWire, 48 {
+wire!(#[derive(Default)] PinWire, 40 { addr: u64 = 0, size: u64 = 8, token: u64 = 16, va_space: u32 = 24, pad: u32 = 28, handle: u64 = 32 });
+wire!(#[derive(Default)] PinV2Wire, 32 { addr: u64 = 0, size: u64 = 8, flags: u32 = 16, pad: u32 = 20, handle: u64 = 24 });
+wire!(#[derive(Default)] HandleWire, 8 { handle: u64 = 0 });
+wire!(#[derive(Default)] FlagWire, 16 { handle: u64 = 0, flag: u32 = 8, pad: u32 = 12 });
+wire!(#[derive(Default)] InfoWire, 48 {
     handle: u64 = 0, va: u64 = 8, mapped_size: u64 = 16, page_size: u32 = 24, tsc_khz: u32 = 28, tm_cycles: u64 = 32,
     mapped_or_type: u32 = 40, wc_or_pad: u32 = 44,
 });
-wire!(AttributeWire, 8 { attribute: u32 = 0, value: u32 = 4 });
-wire!(VersionWire, 8 { driver: u32 = 0, minimum: u32 = 4 });
+wire!(#[derive(Default)] AttributeWire, 8 { attribute: u32 = 0, value: u32 = 4 });
+wire!(#[derive(Default)] VersionWire, 8 { driver: u32 = 0, minimum: u32 = 4 });
 
 /// How the module maps, in its own numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

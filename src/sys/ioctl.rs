@@ -6,6 +6,21 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use crate::error::{Error, Result};
 
+/// A structure as a driver reads it: its size, and the offset of every field, are held at compile time.
+macro_rules! wire {
+    ($(#[$meta:meta])* $name:ident, $size:literal { $($field:ident: $kind:ty = $offset:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        struct $name { $($field: $kind),* }
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
+}
+pub(crate) use wire;
+
 /// Opens a device file for reading and writing, not for programs started later.
 pub(crate) fn open(path: &str) -> std::result::Result<File, i32> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(path);

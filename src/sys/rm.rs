@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::ioctl;
+use super::ioctl::{self, wire};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 
@@ -32,19 +32,6 @@ const SURFACE_PAGES: u32 = 7;
 const NO_ID: u32 = u32::MAX;
 /// `NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_TYPE_VIDMEM`.
 const EXPORTED_VIDEO_MEMORY: u8 = 1;
-
-macro_rules! wire {
-    ($(#[$doc:meta])* $name:ident, $size:literal { $($field:ident: $kind:ty = $offset:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        struct $name { $($field: $kind),* }
-        const _: () = {
-            assert!(size_of::<$name>() == $size);
-            $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
-        };
-    };
-}
 
 wire!(Alloc, 48 {
     root: u32 = 0, parent: u32 = 4, new: u32 = 8, class: u32 = 12, params: u64 = 16, rights: u64 = 24,
