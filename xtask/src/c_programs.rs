@@ -192,7 +192,9 @@ fn execute<'a>(
         let mut job = command("timeout", [LIMIT_SECONDS]);
         if checker == Checker::Valgrind {
             let flags = ["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
-            job.arg("valgrind").args(flags);
+            // Valgrind runs one thread at a time; unless told to be fair, one that waits for another can keep its turn for
+            // minutes.
+            job.arg("valgrind").arg("--fair-sched=yes").args(flags);
         }
         if checker != Checker::None {
             job.env("CHECK_UNDER_CHECKER", "1");

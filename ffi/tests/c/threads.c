@@ -1,5 +1,6 @@
 /* 16 threads: pin, map, copy, unmap and unpin on one gdr_t without a lock; races on one handle; copies against unmap. */
 #include <pthread.h>
+#include <sched.h>
 
 #include <gdrapi.h>
 #include <gdrapi_ext.h>
@@ -88,7 +89,7 @@ static void unmap_under_copies(void)
         int mapped;
         /* EAGAIN while a copy still holds the slot's last mapping. */
         while ((mapped = gdr_map(g, mh, &map, PAGE)) == EAGAIN)
-            ;
+            sched_yield();
         OK(mapped);
         __atomic_store_n(&shared_map, map, __ATOMIC_RELAXED);
         __atomic_store_n(&shared.h, mh.h, __ATOMIC_RELAXED);
