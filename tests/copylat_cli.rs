@@ -170,7 +170,7 @@ fn a_report_on_standard_output_is_alone_there() {
     let output = small(&["--csv", "-"]);
     assert_ok(&output);
     let csv = text(&output.stdout);
-    assert!(csv.starts_with("direction,method,metric,bytes,offset,min_ns,"), "{csv}");
+    assert!(csv.starts_with("direction,method,metric,bytes,offset,verified,min_ns,"), "{csv}");
     assert_eq!(csv.lines().count(), 1 + 13 * 2 * 2);
     assert!(csv.lines().skip(1).all(|row| row.starts_with("h2d,bar1,") || row.starts_with("d2h,bar1,")));
     assert!(text(&output.stderr).contains("EMULATED GPU"));

@@ -2,11 +2,14 @@
 //!
 //! A program is a thin `main` over one module here, so that its logic can be tested without a process.
 //!
+//! - [`rig`]: session, GPU, device memory and mapping, from the flags that all programs share; [`outputs`]: where results
+//!   go, from theirs
 //! - [`clock`] and [`stats`]: how a time is taken and what becomes of many of them
 //! - [`measure`]: the two timed loops (back to back, one by one)
 //! - [`report`], [`table`], [`output`]: one set of results, three forms, and where they go
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
-//! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done
+//! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
+//!   [`interrupt`]: Ctrl-C
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
 
 pub mod clock;
@@ -15,10 +18,13 @@ pub mod cpu;
 pub mod fail;
 pub mod flags;
 pub mod host;
+pub mod interrupt;
 pub mod measure;
 mod num;
 pub mod output;
+pub mod outputs;
 pub mod pattern;
 pub mod report;
+pub mod rig;
 pub mod stats;
 pub mod table;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::fail::Failure;
+use super::rig::BANNER;
 
 /// The target of `--json` and `--csv`.
 #[derive(Debug)]
@@ -112,6 +113,15 @@ pub struct Screen {
 }
 
 impl Screen {
+    /// Says above a table that its figures are those of no GPU, if so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Screen::line`].
+    pub fn banner(&self, is_emulated: bool) -> Result<(), Failure> {
+        if is_emulated { self.line(BANNER) } else { Ok(()) }
+    }
+
     /// The stream for a run that makes these reports.
     pub fn beside<'a>(reports: impl Iterator<Item = &'a Target> + Clone) -> Self {
         Self { to_stderr: reports.clone().any(Target::is_stdout), is_optional: reports.count() > 0 }

@@ -35,18 +35,18 @@ impl Table {
         let Some(any) = single.or(sustained) else { return String::new() };
         let offset = if self.offsets { format!("{:>8} ", Binary(any.offset)) } else { String::new() };
         let time = |ns: Option<f64>| format!(" {:>10}", ns.map_or_else(|| "-".to_owned(), nanoseconds));
-        let enough = |one_in| move |entry: &&Entry| supports(entry.iterations, one_in);
+        let enough = |one_in| move |entry: &&Entry| supports(entry.figures.iterations, one_in);
         let times = [
-            sustained.map(Entry::typical_ns),
-            single.map(|e| e.p50_ns),
-            single.filter(enough(100)).map(|e| e.p99_ns),
-            single.filter(enough(1000)).map(|e| e.p999_ns),
-            single.map(|e| e.min_ns),
-            single.map(|e| e.max_ns),
+            sustained.map(|e| e.figures.typical_ns()),
+            single.map(|e| e.figures.p50_ns),
+            single.filter(enough(100)).map(|e| e.figures.p99_ns),
+            single.filter(enough(1000)).map(|e| e.figures.p999_ns),
+            single.map(|e| e.figures.min_ns),
+            single.map(|e| e.figures.max_ns),
         ];
         let times: String = times.into_iter().map(time).collect();
         let rate = sustained.or(single).map_or_else(|| "-".to_owned(), gigabytes_per_second);
-        format!("{offset}{:>6}{times} {:>8} {rate:>7}", Binary(any.bytes), any.iterations)
+        format!("{offset}{:>6}{times} {:>8} {rate:>7}", Binary(any.bytes), any.figures.iterations)
     }
 }
 
@@ -57,7 +57,7 @@ fn nanoseconds(ns: f64) -> String {
 
 /// Bytes over typical time, decimal.
 fn gigabytes_per_second(entry: &Entry) -> String {
-    let rate = f64_of(entry.bytes) / entry.typical_ns();
+    let rate = f64_of(entry.bytes) / entry.figures.typical_ns();
     // Not finite: faster than the clock resolves.
     if rate.is_finite() { format!("{rate:.3}") } else { "-".to_owned() }
 }
@@ -70,7 +70,7 @@ mod tests {
 
     fn pair(direction: Direction, bytes: u64, ns: u64, calls: u64) -> [Entry; 2] {
         let mut pair = [Metric::Sustained, Metric::Single].map(|m| entry(direction, "bar1", m, bytes, ns));
-        pair[1].iterations = calls;
+        pair[1].figures.iterations = calls;
         pair
     }
 

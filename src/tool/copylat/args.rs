@@ -1,18 +1,16 @@
 //! The command line of `gdrcopy_copylat`, and the plan it amounts to.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::backend::{Allocator, BackendKind};
-use crate::copy;
-use crate::error::{Error, ErrorKind};
 use crate::sys::num::{u64_of, usize_of};
 use crate::tool::fail::Failure;
 use crate::tool::flags::{self, MAX_VALUES, Values, size_in_words};
 use crate::tool::measure::Amount;
+use crate::tool::outputs::Outputs;
 use crate::tool::report::Direction;
+use crate::tool::rig::Common;
 
 const DEFAULT_BUFFER: u64 = 16 << 20;
 const DEFAULT_WRITES: u64 = 10_000;
@@ -26,17 +24,8 @@ const DEFAULT_READS: u64 = 100;
 #[derive(Parser, Debug, Clone)]
 #[command(name = super::TOOL, version, verbatim_doc_comment)]
 pub(super) struct Args {
-    /// Ordinal of the GPU
-    #[arg(short = 'd', value_name = "N", default_value_t = 0)]
-    pub(super) device: usize,
-
-    /// Device memory: cuMemAlloc (default), cuMemCreate, buffer (ours)
-    #[arg(short = 'a', value_name = "ALLOCATOR", value_parser = allocator)]
-    pub(super) allocator: Option<Allocator>,
-
-    /// Mapping type to insist on: default, wc, cache, device
-    #[arg(short = 'M', value_name = "TYPE", value_enum, default_value_t = WantedType::Default, hide_possible_values = true)]
-    pub(super) mapping_type: WantedType,
+    #[command(flatten)]
+    pub(super) common: Common,
 
     /// Size of the buffer; copies of 1, 2, 4 .. bytes up to it [default: 16M]
     #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes)]
@@ -68,16 +57,6 @@ pub(super) struct Args {
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(super) compare: Option<Compare>,
 
-    /// rm or emulated [default: the best there is]
-    ///
-    /// Without a GPU and without this flag or GDRCOPY_BACKEND, an emulated GPU is measured.
-    #[arg(long, value_name = "BACKEND", value_parser = backend)]
-    pub(super) backend: Option<BackendKind>,
-
-    /// Copy routine [default: the library's choice for this CPU]
-    #[arg(long, value_name = "ROUTINE", value_parser = routine)]
-    pub(super) copy: Option<String>,
-
     /// Sizes of the copies: 64,4K or 1-1M (doubling) or 1-256:1 (by ones)
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     pub(super) sizes: Option<Values>,
@@ -86,38 +65,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::offsets)]
     pub(super) offsets: Option<Values>,
 
-    /// CPU to measure on [default: the present one, or one next to the GPU]
-    #[arg(long, value_name = "N")]
-    pub(super) cpu: Option<u32>,
-
     /// Do not compare the bytes after the timed copies
     #[arg(long)]
     pub(super) no_verify: bool,
 
-    /// Write the results as JSON, with - to standard output
-    ///
-    /// Standard output then carries nothing else; the tables go to standard error.
-    #[arg(long, value_name = "FILE|-")]
-    pub(super) json: Option<PathBuf>,
-
-    /// Write the results as CSV, with - to standard output
-    ///
-    /// Standard output then carries nothing else; the tables go to standard error.
-    #[arg(long, value_name = "FILE|-")]
-    pub(super) csv: Option<PathBuf>,
-}
-
-/// A mapping type to insist on.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WantedType {
-    /// Whatever the backend maps.
-    Default,
-    /// Write-combining.
-    Wc,
-    /// Cached.
-    Cache,
-    /// Device memory, neither combined nor cached.
-    Device,
+    #[command(flatten)]
+    pub(super) outputs: Outputs,
 }
 
 /// What else to time.
@@ -125,26 +78,6 @@ pub(super) enum WantedType {
 pub(super) enum Compare {
     /// Synchronous cuMemcpy, page-locked host memory.
     Cuda,
-}
-
-fn allocator(text: &str) -> Result<Allocator, String> {
-    text.parse().map_err(|error| hint(&error))
-}
-
-fn backend(text: &str) -> Result<BackendKind, String> {
-    text.parse().map_err(|error| hint(&error))
-}
-
-/// A name that exists. Whether this CPU can run the routine is for the session to say.
-fn routine(text: &str) -> Result<String, String> {
-    match copy::by_name(text) {
-        Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(hint(&error)),
-        _ => Ok(text.to_owned()),
-    }
-}
-
-fn hint(error: &Error) -> String {
-    error.hint().unwrap_or_else(|| error.cause()).to_owned()
 }
 
 /// What to measure.
@@ -193,12 +126,7 @@ impl Plan {
         if args.writes == Some(0) && args.reads == Some(0) {
             return Err(Failure::usage("-w 0 and -r 0 leave nothing to measure; give one of them a count"));
         }
-        let is_stdout = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| path.as_os_str() == "-");
-        if is_stdout(&args.json) && is_stdout(&args.csv) {
-            return Err(Failure::usage(
-                "--json - and --csv - would mix on standard output; name a file for one of them",
-            ));
-        }
+        args.outputs.check()?;
         let places =
             offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
         Ok(Self {

@@ -13,7 +13,7 @@ pub(super) fn crossovers(results: &[Entry], ours: &str, rival: &str) -> Vec<Stri
     let Some(first) = results.first() else { return Vec::new() };
     let basis = match first.metric {
         Metric::Sustained => "time per call, back to back",
-        Metric::Single => "median of single copies",
+        _ => "median of single copies",
     };
     let sentences: Vec<_> = [Direction::HostToDevice, Direction::DeviceToHost]
         .into_iter()
@@ -37,7 +37,7 @@ fn crossover(results: &[Entry], direction: Direction, first: &Entry, ours: &str,
                 && entry.metric == first.metric
                 && entry.offset == first.offset
         };
-        results.iter().filter(wanted).map(|entry| (entry.bytes, entry.typical_ns())).collect::<Vec<_>>()
+        results.iter().filter(wanted).map(|entry| (entry.bytes, entry.figures.typical_ns())).collect::<Vec<_>>()
     };
     let rivals = of(rival);
     let mut pairs: Vec<Pair> = of(ours)
@@ -75,7 +75,7 @@ pub(super) fn advice(results: &[Entry]) -> Option<String> {
     Some(format!(
         "Reads through BAR1 wait for the bus every few lines ({} took {} ns): leave large ones to cuMemcpy.",
         size_in_words(slow.bytes),
-        u64_of_f64(slow.typical_ns())
+        u64_of_f64(slow.figures.typical_ns())
     ))
 }
 
