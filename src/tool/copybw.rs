@@ -69,7 +69,7 @@ struct Args {
     #[arg(short = 'r', value_name = "N")]
     reads: Option<u64>,
 
-    /// What to compare with: cuda, which is cuMemcpy, page-locked and pageable memory
+    /// What to compare with: cuda (cuMemcpy, page-locked and pageable memory)
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     compare: Option<Compare>,
 

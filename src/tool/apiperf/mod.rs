@@ -37,7 +37,7 @@ struct Args {
     #[command(flatten)]
     common: Common,
 
-    /// Size of the largest buffer; sizes double from 64 KiB up to it
+    /// Largest size; sizes double from 64 KiB up to it
     #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes, default_value = "16M")]
     buffer: u64,
 
