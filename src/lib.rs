@@ -87,6 +87,7 @@ pub use backend::{AfterFree, Allocator, BackendKind, MappingType, RmLevel, Seman
 pub use batch::Batch;
 pub use buffer::DeviceBuffer;
 pub use builder::{ProbeReport, SessionBuilder};
+pub use copy::{ParallelCopier, ParallelCopierBuilder};
 pub use error::{Error, ErrorKind, Feature, MemoryKind, Result};
 pub use gpu::{Bar1, GpuInfo, Link, PciAddress};
 pub use mapping::{Mapping, MappingFacts};
@@ -94,3 +95,4 @@ pub use pinned::{Pinned, UnpinError};
 pub use publish::Flag;
 pub use range::{DeviceRange, GpuAddr};
 pub use session::{CloseError, Session};
+pub use sys::cpu::CpuList;

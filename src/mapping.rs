@@ -105,7 +105,7 @@ impl<'a> Mapping<'a> {
 
     /// The window address of `len` bytes at `offset`, if they are inside and the process is the right one.
     #[inline]
-    fn at(&self, op: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(crate) fn at(&self, op: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             return Err(self.out_of_bounds(op, offset, len));
         }

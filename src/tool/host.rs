@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::cpu::{self, CpuList};
+use crate::sys::cpu::{first_line, local_to};
 
 /// The machine, as far as it tells.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -87,8 +88,7 @@ impl Host {
 /// The CPUs next to a PCI device, as the kernel lists them.
 #[must_use]
 pub fn local_cpus(pci: &str) -> Option<CpuList> {
-    let list = first_line(&format!("/sys/bus/pci/devices/{pci}/local_cpulist"))?;
-    CpuList::parse(&list).filter(|list| *list != CpuList::default())
+    local_to(pci)
 }
 
 /// The CPU to measure on unless the user names one: where the thread is, or the first CPU it may use next to the GPU.
@@ -101,11 +101,6 @@ pub fn preferred_cpu(local: Option<&CpuList>) -> Option<u32> {
         }
         _ => here,
     }
-}
-
-fn first_line(path: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
 /// A field of the first processor in `/proc/cpuinfo`.
