@@ -221,11 +221,37 @@ fn copies_are_right_while_workers_fall_asleep() {
         let copier = ParallelCopier::builder().cpus(cpus).write_threads(8).spin(Duration::ZERO).build().unwrap();
         let mut back = vec![0; 32 << 10];
         for round in 0..3000 {
+            let len = if round % 2 == 0 { 32 << 10 } else { 8 << 10 };
             let source = pattern(round, 32 << 10);
             copier.write(&mapping, 0, &source).unwrap();
-            copier.read(&mapping, 0, &mut back).unwrap();
-            assert_same(&back, &source, "what was written");
+            copier.read(&mapping, 0, &mut back[..len]).unwrap();
+            assert_same(&back[..len], &source[..len], "what was written");
+            if round % 5 == 0 {
+                copier.wake();
+            }
         }
+    });
+}
+
+#[test]
+fn the_second_of_a_burst_wakes_workers_and_a_lone_copy_does_not() {
+    subject::alone(|| {
+        let (_session, _buffer, mapping) = emulated(4096);
+        let cpus = cpus_in("/proc/thread-self/status");
+        let spin = Duration::from_millis(20);
+        let copier = ParallelCopier::builder().cpus(cpus).threads(2).spin(spin).build().unwrap();
+        let mut bytes = [0; 4096];
+        until("a pause was a pause, and a burst one", || {
+            until("asleep", || copier.awake() == 0);
+            thread::sleep(2 * spin);
+            let begun = Instant::now();
+            copier.read(&mapping, 0, &mut bytes).unwrap();
+            assert_eq!(copier.awake(), 0, "alone");
+            copier.read(&mapping, 0, &mut bytes).unwrap();
+            let is_burst = begun.elapsed() < spin;
+            assert!(!is_burst || copier.awake() == 1 || begun.elapsed() > spin, "woken");
+            is_burst && copier.awake() == 1
+        });
     });
 }
 

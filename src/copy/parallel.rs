@@ -13,13 +13,13 @@ mod share;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::place::Machine;
-use self::pool::{Job, Pool, Way};
+use self::pool::{Crew, Job, Pool, Way};
 use self::share::{GRANULE_BYTES, Shares};
 use super::fence;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,10 +35,13 @@ const THREADS: usize = 8;
 /// Cores that write: two come within 3 per cent of all.
 const WRITE_THREADS: usize = 2;
 /// The most cores that can be asked for.
-const MAX_THREADS: usize = 64;
+const MAX_THREADS: usize = Crew::MAX + 1;
 /// Bytes below which a write is not worth another core: half a microsecond of one core's stores, against a hand-off of
 /// a quarter or so.
 const WRITE_SHARE: usize = 8 << 10;
+/// Bytes from which waking workers pays: some 30 us of one core, against 2 to 20 us until the first is at work.
+const LONG_READ: usize = 32 << 10;
+const LONG_WRITE: usize = 512 << 10;
 /// How long a worker looks for its next job. The rest of 50 us is for falling asleep.
 const SPIN: Duration = Duration::from_micros(40);
 /// A worker copies and waits.
@@ -47,10 +50,14 @@ const STACK_BYTES: usize = 64 << 10;
 /// Worker threads that share a copy with the calling thread. They exist only where a program makes one of these.
 ///
 /// The calling thread copies too, so a copier of 8 threads has 7 workers. Each is kept on a CPU of its own, and spins
-/// there for its next share; after 40 us without one ([`ParallelCopierBuilder::spin`]) it sleeps. While workers spin, a
-/// copy takes no lock, allocates nothing and makes no system call. A copy that finds workers asleep wakes them, which is
-/// one system call, and does not wait for them: whatever share a worker has not begun when the calling thread has
-/// finished its own, the calling thread does itself. [`wake`](Self::wake) does the waking ahead of time.
+/// there for its next share; after 40 us without one ([`ParallelCopierBuilder::spin`]) it sleeps. Among workers that spin a
+/// copy takes no lock, allocates nothing and makes no system call.
+///
+/// Waking is a system call, and takes 2 to 20 us until the worker is there, the more in a virtual machine: longer than many
+/// a copy. So a copy is shared among the workers that are awake, and wakes the others only where it is a long one (a read
+/// of 32 KiB or more, a write of 512 KiB), or where the one before was short of workers as well and is no longer ago than
+/// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time. Nobody waits for a sleeper: whatever
+/// share a worker has not begun when the calling thread has finished its own, the calling thread does itself.
 ///
 /// It is bound to no mapping or session, and any number of threads may use it. One copy at a time has the workers; one
 /// that comes meanwhile is done by its calling thread alone. Copies too small to gain are done alone as well: reads that
@@ -91,6 +98,10 @@ pub struct ParallelCopier {
     write_threads: usize,
     /// A copy has the workers.
     busy: AtomicBool,
+    made: Instant,
+    /// When a copy was last short of workers, in nanoseconds since `made`. Used by the copy that is `busy`.
+    short: AtomicU64,
+    spin: Duration,
     owner: Owner,
 }
 
@@ -194,6 +205,9 @@ impl ParallelCopierBuilder {
             write_threads: self.write_threads.clamp(1, cpus.len() + 1),
             cpus,
             busy: AtomicBool::new(false),
+            made: Instant::now(),
+            short: AtomicU64::new(u64::MAX),
+            spin: self.spin,
             owner: Owner::here(),
         };
         let (ready, started) = channel();
@@ -316,14 +330,16 @@ impl ParallelCopier {
             return mapping.read(offset, to);
         }
         let device = mapping.at("read", offset, to.len())?;
-        let shares = Shares::new(device.addr(), to.len(), self.threads());
-        let Some(crew) = self.crew(shares) else { return mapping.read(offset, to) };
-        let job = |n: usize| job(mapping, Way::Load, device, to.as_mut_ptr(), shares, n);
+        let split = |threads| Shares::new(device.addr(), to.len(), threads);
+        let Some(team) = self.team(split, self.threads(), to.len() >= LONG_READ) else {
+            return mapping.read(offset, to);
+        };
+        let job = |shares, n| job(mapping, Way::Load, device, to.as_mut_ptr(), shares, n);
         // Before the offers: this core's earlier writes leave it first, and the workers' loads see them.
         fence::full();
         // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines; the shares
-        // of `to` do not overlap; both are borrowed until the crew is done.
-        unsafe { crew.run(job) };
+        // of `to` do not overlap; both are borrowed until the team is done.
+        unsafe { team.run(job) };
         fence::load();
         Ok(())
     }
@@ -341,14 +357,16 @@ impl ParallelCopier {
             return mapping.write(offset, from);
         }
         let device = mapping.at("write", offset, from.len())?;
-        let shares = Shares::new(device.addr(), from.len(), threads);
-        let Some(crew) = self.crew(shares) else { return mapping.write(offset, from) };
-        let job = |n: usize| job(mapping, Way::Store, device, from.as_ptr().cast_mut(), shares, n);
+        let split = |threads| Shares::new(device.addr(), from.len(), threads);
+        let Some(team) = self.team(split, threads, from.len() >= LONG_WRITE) else {
+            return mapping.write(offset, from);
+        };
+        let job = |shares, n| job(mapping, Way::Store, device, from.as_ptr().cast_mut(), shares, n);
         // Before the offers: an earlier write of this core to the same bytes must not arrive after a worker's.
         fence::store();
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
-        // overlap and stores only read; both are borrowed until the crew is done.
-        unsafe { crew.run(job) };
+        // overlap and stores only read; both are borrowed until the team is done.
+        unsafe { team.run(job) };
         fence::store();
         Ok(())
     }
@@ -358,11 +376,31 @@ impl ParallelCopier {
         if self.owner.is_here() { Ok(()) } else { Err(elsewhere(op)) }
     }
 
-    /// The workers, unless there is nothing to share or another copy has them.
+    /// Who shares a copy and how, unless there is nothing to share, no worker awake, or another copy has them.
     #[inline]
-    fn crew(&self, shares: Shares) -> Option<Crew<'_>> {
-        let free = || self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        (shares.count() > 1 && free()).then(|| Crew { copier: self, workers: shares.count() - 1, offered: 0 })
+    fn team(&self, split: impl Fn(usize) -> Shares, threads: usize, is_long: bool) -> Option<Team<'_>> {
+        let wanted = split(threads).count().checked_sub(1).filter(|&workers| workers > 0)?;
+        self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // From here on dropping the team gives the workers up.
+        let mut team =
+            Team { copier: self, shares: split(1), crew: self.pool.awake_ones(wanted), offered: Crew::default() };
+        if team.crew.len() < wanted && self.waking_pays(is_long) {
+            team.crew = Crew::first(wanted);
+        }
+        if team.crew == Crew::default() {
+            return None;
+        }
+        team.shares = split(team.crew.len() + 1);
+        Some(team)
+    }
+
+    /// Whether a copy that is short of workers wakes some.
+    #[cold]
+    fn waking_pays(&self, is_long: bool) -> bool {
+        let now = u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let last = self.short.swap(now, Ordering::Relaxed);
+        let is_burst = now.checked_sub(last).is_some_and(|ago| u128::from(ago) < self.spin.as_nanos());
+        is_long || is_burst
     }
 }
 
@@ -389,37 +427,40 @@ fn job(mapping: &Mapping<'_>, way: Way, device: *mut u8, host: *mut u8, shares: 
     }
 }
 
-/// The workers during one copy.
-struct Crew<'a> {
+/// The calling thread and some workers, for the time of one copy.
+struct Team<'a> {
     copier: &'a ParallelCopier,
-    workers: usize,
-    offered: usize,
+    shares: Shares,
+    crew: Crew,
+    /// Those who have a job.
+    offered: Crew,
 }
 
-impl Crew<'_> {
-    /// Runs the jobs 0 to `workers`, the first of them on this thread.
+impl Team<'_> {
+    /// Runs a job for each share, the first of them on this thread.
     ///
     /// # Safety
     ///
     /// The duties of [`Job::run`] hold for each job, until this returns.
     #[inline]
-    unsafe fn run(mut self, mut job: impl FnMut(usize) -> Job) {
+    unsafe fn run(mut self, mut job: impl FnMut(Shares, usize) -> Job) {
         let pool = &self.copier.pool;
-        for n in 0..self.workers {
-            // SAFETY: this crew alone offers, each worker once; when it is dropped, all is finished.
-            unsafe { pool.offer(n, job(n + 1)) };
-            self.offered = n + 1;
+        for (n, worker) in self.crew.iter().enumerate() {
+            let job = job(self.shares, n + 1);
+            // SAFETY: this team alone offers, each worker once; when it is dropped, all is finished.
+            unsafe { pool.offer(worker, job) };
+            self.offered.add(worker);
         }
-        pool.wake_one(self.workers);
+        pool.wake_one(self.crew);
         // SAFETY: the caller's duty.
-        unsafe { job(0).run() };
+        unsafe { job(self.shares, 0).run() };
     }
 }
 
-impl Drop for Crew<'_> {
+impl Drop for Team<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this crew offered a job to so many.
+        // SAFETY: this team offered a job to each of these.
         unsafe { self.copier.pool.finish(self.offered) };
         self.copier.busy.store(false, Ordering::Release);
     }

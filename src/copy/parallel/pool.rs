@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::super::fence;
 use super::super::kernel::Routine;
+use crate::sys::num::usize_of;
 
 /// A share of a copy. The pointers are the caller's, who waits until the share is done.
 #[derive(Clone, Copy)]
@@ -108,6 +109,53 @@ struct Worker {
     bed: Bed,
 }
 
+/// Some of the workers, a bit for each.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Crew(u64);
+
+impl Crew {
+    /// The most workers there can be.
+    pub(super) const MAX: usize = 63;
+
+    /// The first `count` workers.
+    pub(super) fn first(count: usize) -> Self {
+        debug_assert!(count <= Self::MAX, "{count} workers");
+        Self((1 << count) - 1)
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, n: usize) {
+        self.0 |= 1 << n;
+    }
+
+    #[inline]
+    pub(super) fn len(self) -> usize {
+        usize_of(u64::from(self.0.count_ones()))
+    }
+
+    /// From the first to the last.
+    #[inline]
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let n = (left != 0).then(|| left.trailing_zeros())?;
+            left &= left - 1;
+            Some(usize_of(u64::from(n)))
+        })
+    }
+
+    /// From the last to the first.
+    #[inline]
+    fn backwards(self) -> impl Iterator<Item = usize> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let n = left.checked_ilog2()?;
+            left ^= 1 << n;
+            Some(usize_of(u64::from(n)))
+        })
+    }
+}
+
 /// What the caller and the workers share.
 pub(super) struct Pool {
     workers: Box<[Worker]>,
@@ -161,11 +209,20 @@ impl Pool {
         desk.state.store(OFFERED, Ordering::Release);
     }
 
-    /// Wakes the first sleeper among the first `count` workers, if there is one. It wakes others in turn.
+    /// The first `wanted` workers that are awake, fewer if there are not so many.
     #[inline]
-    pub(super) fn wake_one(&self, count: usize) {
-        if let Some(worker) = self.workers[..count].iter().find(|worker| worker.bed.is_asleep()) {
-            worker.bed.wake();
+    pub(super) fn awake_ones(&self, wanted: usize) -> Crew {
+        let mut crew = Crew::default();
+        let awake = self.workers.iter().enumerate().filter(|(_, worker)| !worker.bed.is_asleep());
+        awake.take(wanted).for_each(|(n, _)| crew.add(n));
+        crew
+    }
+
+    /// Wakes the first sleeper of a crew. It wakes the others in turn.
+    #[inline]
+    pub(super) fn wake_one(&self, crew: Crew) {
+        if let Some(n) = crew.iter().find(|&n| self.workers[n].bed.is_asleep()) {
+            self.workers[n].bed.wake();
         }
     }
 
@@ -174,16 +231,18 @@ impl Pool {
         self.workers.iter().for_each(|worker| worker.bed.wake());
     }
 
-    /// Does what the first `count` workers have not begun, and waits for what they have.
+    /// Does what the workers of a crew have not begun, and waits for what they have.
     ///
     /// # Safety
     ///
     /// All of them were offered a job by this thread.
     #[inline]
-    pub(super) unsafe fn finish(&self, count: usize) {
+    pub(super) unsafe fn finish(&self, crew: Crew) {
         loop {
             let mut at_work = false;
-            for Worker { desk, .. } in &self.workers[..count] {
+            // From the back: sleepers are woken from the front.
+            for n in crew.backwards() {
+                let desk = &self.workers[n].desk;
                 match desk.state.load(Ordering::Acquire) {
                     FREE => {}
                     OFFERED if desk.change(OFFERED, FREE) => {
@@ -274,5 +333,20 @@ impl Bed {
         {
             thread.unpark();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crew_is_counted_and_walked_both_ways() {
+        let mut crew = Crew::first(3);
+        crew.add(62);
+        assert_eq!(crew.len(), 4);
+        assert_eq!(crew.iter().collect::<Vec<_>>(), [0, 1, 2, 62]);
+        assert_eq!(crew.backwards().collect::<Vec<_>>(), [62, 2, 1, 0]);
+        assert_eq!((Crew::first(0).len(), Crew::first(0).iter().count(), Crew::first(Crew::MAX).len()), (0, 0, 63));
     }
 }
