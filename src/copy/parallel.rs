@@ -419,7 +419,10 @@ fn elsewhere(op: &'static str) -> Error {
 fn job(mapping: &Mapping<'_>, way: Way, device: *mut u8, host: *mut u8, shares: Shares, n: usize) -> Job {
     let range = shares.range(n);
     Job {
-        routine: mapping.routine(),
+        routine: match way {
+            Way::Store => mapping.routines.store(range.len()),
+            Way::Load => mapping.routines.load(range.len()),
+        },
         way,
         device: device.wrapping_add(range.start),
         host: host.wrapping_add(range.start),

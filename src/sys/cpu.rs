@@ -148,6 +148,20 @@ pub(crate) fn siblings(cpu: u32) -> CpuList {
     list.filter(|list| list.contains(cpu)).unwrap_or_else(|| CpuList(vec![cpu]))
 }
 
+/// A field of the first processor in `/proc/cpuinfo`.
+pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
+    cpuinfo.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim())
+    })
+}
+
+/// The model name of the CPU.
+pub(crate) fn model() -> Option<String> {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").ok()?;
+    cpuinfo_field(&cpuinfo, "model name").map(str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,5 +202,14 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_has_no_neighbours() {
         assert_eq!(local_to("no such device"), None);
+    }
+
+    #[test]
+    fn cpuinfo() {
+        let text =
+            "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: fpu hypervisor\n\nmodel name\t: Other\n";
+        assert_eq!(cpuinfo_field(text, "model name"), Some("Some CPU @ 2.0GHz"));
+        assert_eq!(cpuinfo_field(text, "flags"), Some("fpu hypervisor"));
+        assert_eq!(cpuinfo_field(text, "model"), None);
     }
 }
