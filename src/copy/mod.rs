@@ -78,6 +78,7 @@
 #![allow(unsafe_code, reason = "every access to device memory is an instruction written here, on the caller's pointer")]
 
 pub mod fence;
+pub(crate) mod fixed;
 mod kernel;
 mod plan;
 mod scalar;
@@ -87,4 +88,5 @@ mod x86_64;
 
 pub(crate) use kernel::scalar_routine;
 pub use kernel::{Routine, by_name, preferred, routines};
+pub(crate) use plan::LINE_BYTES;
 pub use scalar::{load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64};
