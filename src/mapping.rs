@@ -285,10 +285,11 @@ impl<'a> Mapping<'a> {
 
     /// Writes a value's bytes, each once, then fences (`SFENCE`): [`Mapping::write`] for types without padding.
     ///
-    /// For a type of 1 to 64 bytes the stores become part of the caller's code, behind the checks: no call, no loop.
-    /// They are the fewest at a device address that is a multiple of 64 for 64 bytes, of 16 for 16, 32 and 48 bytes, and
-    /// else of the largest of 1, 2, 4 and 8 that the size holds: lay messages out accordingly. At any other address
-    /// the value is written as [`Mapping::write`] does it.
+    /// For a type of 1 to 64 bytes the stores become part of the caller's code, behind the checks: no call, no loop. That
+    /// takes a device address which is a multiple of 8, or of the largest of 1, 2 and 4 that a smaller size holds. At a
+    /// multiple of 64 a value of 64 bytes is stored as [`Mapping::post_line`] stores a line, and 16, 32 and 48 bytes at a
+    /// multiple of 16 go 16 at a time: lay messages out accordingly. At any other address, and for larger types, the value
+    /// is written as [`Mapping::write`] does it.
     ///
     /// # Errors
     ///

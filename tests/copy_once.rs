@@ -277,7 +277,8 @@ fn values() {
     assert_right(&any.collect::<Vec<_>>());
     // What these do depends on the routine too.
     for routine in ["scalar", "sse41", "avx2", "avx512", "movdir64b"].into_iter().filter_map(available) {
-        let wide = [16, 32, 48, 64].into_iter().flat_map(|len| [0, 16, 40].map(|offset| case(routine, offset, len)));
+        let wide =
+            [16, 32, 48, 64].into_iter().flat_map(|len| [0, 16, 40, 44].map(|offset| case(routine, offset, len)));
         assert_right(&wide.collect::<Vec<_>>());
     }
 }

@@ -153,15 +153,14 @@ impl<T> Shape<T> {
     /// 1 to 64 bytes are stored here, all others by a routine.
     const IS_FIXED: bool = Self::BYTES >= 1 && Self::BYTES <= LINE_BYTES;
     const IS_LINE: bool = Self::BYTES == LINE_BYTES;
-    /// In 16-byte pieces; every other size in pieces of 8, 4, 2 and 1, largest first.
-    const IS_WIDE: bool = Self::BYTES.is_multiple_of(16) && Self::IS_FIXED;
-    /// The largest piece. Where the first one is aligned to it, all are.
+    /// In 16-byte pieces where address and routine allow it.
+    const IS_WIDE: bool = Self::IS_FIXED && !Self::IS_LINE && Self::BYTES.is_multiple_of(16);
+    /// The largest of the pieces of 8, 4, 2 and 1 bytes, in which every size can be stored, largest first. Where the first
+    /// is aligned, all are.
     const ALIGN: usize = match Self::BYTES {
-        64 => 64,
-        16 | 32 | 48 => 16,
         8.. => 8,
-        4..=7 => 4,
-        2 | 3 => 2,
+        4.. => 4,
+        2.. => 2,
         _ => 1,
     };
 }
@@ -175,17 +174,13 @@ impl<T> Shape<T> {
 #[inline(always)]
 pub(crate) unsafe fn store_value<T: IntoBytes + Immutable>(how: &Inlined, dst: *mut u8, value: &T) -> bool {
     let src: *const u8 = value.as_bytes().as_ptr();
-    if !Shape::<T>::IS_FIXED || !dst.addr().is_multiple_of(Shape::<T>::ALIGN) {
-        return false;
-    }
-    if Shape::<T>::IS_LINE {
+    if Shape::<T>::IS_LINE && dst.addr().is_multiple_of(LINE_BYTES) {
         // SAFETY: a line at a multiple of 64; the rest is the contract.
-        return unsafe { store_line(how, dst, src) };
-    }
-    if Shape::<T>::IS_WIDE {
-        if !how.is_wide {
-            return false;
+        if unsafe { store_line(how, dst, src) } {
+            return true;
         }
+    }
+    if Shape::<T>::IS_WIDE && dst.addr().is_multiple_of(16) && how.is_wide {
         macro_rules! sixteens {
             ($($at:literal)+) => { $(
                 if $at < Shape::<T>::BYTES {
@@ -196,6 +191,9 @@ pub(crate) unsafe fn store_value<T: IntoBytes + Immutable>(how: &Inlined, dst: *
         sixteens!(0 16 32);
         return true;
     }
+    if !Shape::<T>::IS_FIXED || !dst.addr().is_multiple_of(Shape::<T>::ALIGN) {
+        return false;
+    }
     // The pieces lie side by side in both ranges, and as `dst` is aligned to the largest, each is aligned.
     macro_rules! eights {
         ($($at:literal)+) => { $(
@@ -204,7 +202,7 @@ pub(crate) unsafe fn store_value<T: IntoBytes + Immutable>(how: &Inlined, dst: *
             }
         )+ };
     }
-    eights!(0 8 16 24 32 40 48);
+    eights!(0 8 16 24 32 40 48 56);
     if Shape::<T>::BYTES & 4 != 0 {
         piece!(u32 reg ":e" "dword", dst, src, Shape::<T>::BYTES & !7);
     }

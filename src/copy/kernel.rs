@@ -197,9 +197,9 @@ impl Routine {
     /// Stores a value's bytes: what [`store`](Self::store) does, as code of the caller's own where the size is 1 to 64
     /// bytes. No fence.
     ///
-    /// Inlined it is as few stores as there can be: the value's whole line at once for 64 bytes, 16-byte pieces for 16,
-    /// 32 and 48, and for all other sizes pieces of 8 bytes and then of 4, 2 and 1. That takes a `dst` which is a
-    /// multiple of the largest of these pieces; at any other address, and for larger values, the routine is called.
+    /// Inlined it is the whole line at once for 64 bytes at a multiple of 64, and 16-byte pieces for 16, 32 and 48 bytes
+    /// at a multiple of 16 (`"scalar"`: neither); else pieces of 8 bytes and then of 4, 2 and 1, which takes a `dst` that
+    /// is a multiple of the largest of them. At any other address, and for larger values, the routine is called.
     ///
     /// # Safety
     ///
