@@ -1,5 +1,7 @@
 //! Posted writes that share a fence.
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::copy::fence;
 use crate::error::Result;
 use crate::mapping::Mapping;
@@ -28,9 +30,19 @@ impl Batch<'_, '_> {
     /// # Errors
     ///
     /// As [`Mapping::write`].
-    #[inline]
+    #[inline(always)]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.mapping.write_posted(offset, from)
+    }
+
+    /// [`Mapping::write_value_posted`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::write`].
+    #[inline(always)]
+    pub fn write_value<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Result<()> {
+        self.mapping.write_value_posted(offset, value)
     }
 
     /// [`Mapping::store_u32_posted`].
@@ -38,7 +50,7 @@ impl Batch<'_, '_> {
     /// # Errors
     ///
     /// As [`Mapping::store_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.mapping.store_u32_posted(offset, value)
     }
@@ -48,7 +60,7 @@ impl Batch<'_, '_> {
     /// # Errors
     ///
     /// As [`Mapping::store_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.mapping.store_u64_posted(offset, value)
     }
@@ -58,7 +70,7 @@ impl Batch<'_, '_> {
     /// # Errors
     ///
     /// As [`Mapping::post_line`].
-    #[inline]
+    #[inline(always)]
     pub fn post_line(&self, offset: usize, line: &[u8; 64]) -> Result<()> {
         self.mapping.post_line(offset, line)
     }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::backend::{AfterFree, MappingType, View};
-use crate::copy::{self, Routine, fence};
+use crate::copy::fixed::{self, Inlined};
+use crate::copy::{self, LINE_BYTES, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 use crate::pinned::PinCore;
@@ -45,6 +46,10 @@ use crate::sys::process::{Owner, wrong_process};
 pub struct Mapping<'a> {
     base: *mut u8,
     len: usize,
+    /// Every access of up to a line at an offset below this is inside.
+    line_room: usize,
+    /// The routine's.
+    inlined: Inlined,
     routine: &'static Routine,
     pub(crate) routines: Routines,
     owner: Owner,
@@ -87,13 +92,16 @@ impl<'a> Mapping<'a> {
             MappingType::Device => Routines::only(copy::scalar_routine()),
             _ => core.session.routines(),
         };
+        let routine = routines.store(LINE_BYTES);
         let publish = Publish::decide(core.facts().ordered_writes, core.session.allow_cuda_flush());
         let base = view.ptr().as_ptr();
         debug_assert_eq!(base.addr() % 64, crate::sys::num::usize_of(span.addr.raw()) % 64, "alignment carries over");
         Self {
             base,
             len: span.len,
-            routine: routines.store(copy::LINE_BYTES),
+            line_room: span.len.saturating_sub(LINE_BYTES - 1),
+            inlined: routine.inlined(),
+            routine,
             routines,
             owner: core.session.owner(),
             publish,
@@ -107,11 +115,21 @@ impl<'a> Mapping<'a> {
     }
 
     /// The window address of `len` bytes at `offset`, if they are inside and the process is the right one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&self, op: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
-        if offset > self.len || len > self.len - offset {
-            return Err(self.out_of_bounds(op, offset, len));
+        // The first comparison is left out where the compiler knows the length, and then one decides unless the end is near.
+        if len <= LINE_BYTES && offset < self.line_room {
+            return self.inside(op, offset);
         }
+        if offset > self.len || len > self.len - offset {
+            return Err(self.out_of_bounds(offset, len, op));
+        }
+        self.inside(op, offset)
+    }
+
+    /// The window address of `offset`, which is not past the end.
+    #[inline(always)]
+    fn inside(&self, op: &'static str, offset: usize) -> Result<*mut u8> {
         if !self.owner.is_here() {
             return Err(wrong_process(op));
         }
@@ -119,20 +137,20 @@ impl<'a> Mapping<'a> {
         Ok(unsafe { self.base.add(offset) })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn aligned(&self, op: &'static str, offset: usize, size: usize) -> Result<*mut u8> {
         let at = self.at(op, offset, size)?;
-        if at.addr().is_multiple_of(size) { Ok(at) } else { Err(self.misaligned(op, offset, size)) }
+        if at.addr().is_multiple_of(size) { Ok(at) } else { Err(self.misaligned(offset, size, op)) }
     }
 
     #[cold]
-    fn out_of_bounds(&self, op: &'static str, offset: usize, len: usize) -> Error {
+    fn out_of_bounds(&self, offset: usize, len: usize, op: &'static str) -> Error {
         let cause = format!("{len} bytes at offset {offset} reach past the end of a mapping of {} bytes", self.len);
         Error::new(op, ErrorKind::OutOfBounds, cause)
     }
 
     #[cold]
-    fn misaligned(&self, op: &'static str, offset: usize, size: usize) -> Error {
+    fn misaligned(&self, offset: usize, size: usize, op: &'static str) -> Error {
         let cause = format!("offset {offset} puts a {size}-byte access at an address that is not a multiple of {size}");
         Error::new(op, ErrorKind::InvalidArgument, cause).remedy("choose an aligned offset, or use write and read")
     }
@@ -142,7 +160,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// `OutOfBounds`, `WrongProcess`; nothing was written then.
-    #[inline]
+    #[inline(always)]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.posted("write", offset, from)?;
         fence::store();
@@ -157,12 +175,12 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// As [`Mapping::write`].
-    #[inline]
+    #[inline(always)]
     pub fn write_posted(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.posted("write_posted", offset, from)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn posted(&self, op: &'static str, offset: usize, from: &[u8]) -> Result<()> {
         let dst = self.at(op, offset, from.len())?;
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
@@ -194,7 +212,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// `InvalidArgument` if misaligned; otherwise as [`Mapping::write`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.store_u32_posted(offset, value)?;
         fence::store();
@@ -206,7 +224,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// As [`Mapping::store_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.store_u64_posted(offset, value)?;
         fence::store();
@@ -218,7 +236,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// As [`Mapping::store_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u32_posted(&self, offset: usize, value: u32) -> Result<()> {
         let dst = self.aligned("store_u32", offset, 4)?;
         // SAFETY: in the live window and aligned.
@@ -231,7 +249,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// As [`Mapping::store_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn store_u64_posted(&self, offset: usize, value: u64) -> Result<()> {
         let dst = self.aligned("store_u64", offset, 8)?;
         // SAFETY: in the live window and aligned.
@@ -244,7 +262,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// `InvalidArgument` if misaligned; otherwise as [`Mapping::read`].
-    #[inline]
+    #[inline(always)]
     pub fn load_u32(&self, offset: usize) -> Result<u32> {
         let src = self.aligned("load_u32", offset, 4)?;
         fence::full();
@@ -259,7 +277,7 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// As [`Mapping::load_u32`].
-    #[inline]
+    #[inline(always)]
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let src = self.aligned("load_u64", offset, 8)?;
         fence::full();
@@ -269,14 +287,59 @@ impl<'a> Mapping<'a> {
         Ok(value)
     }
 
-    /// Writes a value's bytes: [`Mapping::write`] for types without padding.
+    /// Writes a value's bytes, each once, then fences (`SFENCE`): [`Mapping::write`] for types without padding.
+    ///
+    /// For a type of 1 to 64 bytes the stores become part of the caller's code, behind the checks: no call, no loop. That
+    /// takes a device address which is a multiple of 8, or of the largest of 1, 2 and 4 that a smaller size holds. At a
+    /// multiple of 64 a value of 64 bytes is stored as [`Mapping::post_line`] stores a line, and 16, 32 and 48 bytes at a
+    /// multiple of 16 go 16 at a time: lay messages out accordingly. At any other address, and for larger types, the value
+    /// is written as [`Mapping::write`] does it.
     ///
     /// # Errors
     ///
     /// As [`Mapping::write`].
-    #[inline]
+    #[inline(always)]
     pub fn write_value<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Result<()> {
-        self.write(offset, value.as_bytes())
+        let dst = self.at("write_value", offset, size_of::<T>())?;
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if unsafe { fixed::store_value(&self.inlined, dst, value) } {
+            fence::store();
+            Ok(())
+        } else {
+            self.store_called(dst, value.as_bytes(), true)
+        }
+    }
+
+    /// [`Mapping::write_value`] without the fence, as [`Mapping::write_posted`] is without it: a value of 64 bytes at a
+    /// multiple of 64 leaves by itself, a smaller one possibly not before a later fence.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::write`].
+    #[inline(always)]
+    pub fn write_value_posted<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Result<()> {
+        let dst = self.at("write_value_posted", offset, size_of::<T>())?;
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if unsafe { fixed::store_value(&self.inlined, dst, value) } {
+            Ok(())
+        } else {
+            self.store_called(dst, value.as_bytes(), false)
+        }
+    }
+
+    /// What cannot be inlined, as the last thing that a verb does: the inlined part then needs no stack frame.
+    ///
+    /// `dst` is where `from` lies inside the live window.
+    #[cold]
+    #[inline(never)]
+    fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
+        // SAFETY: inside the live window, as the callers of this private function checked; `from` is host memory, which
+        // device memory cannot overlap; a routine in use is available.
+        unsafe { self.routines.store(from.len()).store(dst, from) };
+        if then_fence {
+            fence::store();
+        }
+        Ok(())
     }
 
     /// Reads a value: [`Mapping::read`] for types that any bytes make valid.
@@ -300,12 +363,15 @@ impl<'a> Mapping<'a> {
     /// # Errors
     ///
     /// `InvalidArgument` if misaligned; otherwise as [`Mapping::write`].
-    #[inline]
+    #[inline(always)]
     pub fn post_line(&self, offset: usize, line: &[u8; 64]) -> Result<()> {
         let dst = self.aligned("post_line", offset, 64)?;
         // SAFETY: in the live window and 64-byte aligned.
-        unsafe { self.routine.post_line(dst, line) };
-        Ok(())
+        if unsafe { fixed::store_line(&self.inlined, dst, line.as_ptr()) } {
+            Ok(())
+        } else {
+            self.store_called(dst, line, false)
+        }
     }
 
     /// Whether the processor guarantees that [`Mapping::post_line`] is one write: with MOVDIR64B (Intel SDM vol. 2).

@@ -40,6 +40,7 @@ mod sealed {
 
 impl Flag for u32 {}
 impl sealed::Sealed for u32 {
+    #[inline]
     unsafe fn store(self, dst: *mut u8) {
         // SAFETY: the caller's duty.
         unsafe { copy::store_u32(dst.cast(), self) }
@@ -48,6 +49,7 @@ impl sealed::Sealed for u32 {
 
 impl Flag for u64 {}
 impl sealed::Sealed for u64 {
+    #[inline]
     unsafe fn store(self, dst: *mut u8) {
         // SAFETY: the caller's duty.
         unsafe { copy::store_u64(dst.cast(), self) }

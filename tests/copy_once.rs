@@ -5,13 +5,15 @@
 //! is therefore seen twice, which no look at the result could tell. Two stores that are wrong on purpose show that the
 //! harness sees it.
 
-#![allow(unsafe_code, reason = "fork, ptrace and copies on raw pointers are what this test is made of")]
+#![allow(unsafe_code, reason = "copies on raw pointers, in memory that two processes share")]
+
+mod common;
 
 use std::arch::asm;
-use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use common::step::{Tracee, breakpoint};
 use gdrcopy::copy::{self, Routine};
 
 /// What the parent puts back; the source has none of it.
@@ -28,14 +30,14 @@ struct Shared {
     device: [AtomicU64; DEVICE_BYTES / 8],
     /// How many cases the child has done.
     done: AtomicUsize,
-    /// Why the child could not be traced.
-    errno: AtomicI32,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Store {
     Routine(&'static Routine),
     PostLine(&'static Routine),
+    /// `store_value` of an array of this length: 1 to 64 are inlined where the address is aligned.
+    Value(&'static Routine),
     /// One of `store_u8` to `store_u64`, by length.
     Single,
     /// Wrong on purpose: the usual trick of two overlapping 8-byte stores.
@@ -65,6 +67,7 @@ impl Case {
                 // SAFETY: as above, and the case is aligned.
                 unsafe { routine.post_line(dst, &first(src)) };
             }
+            Store::Value(routine) => store_value(routine, dst, src, self.len),
             Store::Single => match self.len {
                 // SAFETY: as above.
                 1 => unsafe { copy::store_u8(dst, src[0]) },
@@ -86,6 +89,26 @@ impl Case {
             }
         }
     }
+}
+
+/// [`Routine::store_value`] of an array whose length is a constant in each arm.
+fn store_value(routine: &Routine, dst: *mut u8, src: &[u8; DEVICE_BYTES], len: usize) {
+    macro_rules! lengths {
+        ($($len:literal)+) => {
+            match len {
+                $($len => {
+                    let value: &[u8; $len] = src.first_chunk().expect("the source is longer than any case");
+                    // SAFETY: the routine is available, the range lies in the shared memory, nothing borrows it.
+                    unsafe { routine.store_value(dst, value) };
+                })+
+                _ => panic!("no case of {len} bytes"),
+            }
+        };
+    }
+    lengths!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 80 128
+    )
 }
 
 fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
@@ -112,66 +135,13 @@ fn shared() -> &'static Shared {
     unsafe { &*map.cast::<Shared>() }
 }
 
-fn child(shared: &Shared, cases: &[Case], src: &[u8; DEVICE_BYTES]) -> ! {
-    // SAFETY: asks to be traced by the parent; the other arguments are ignored.
-    if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } != 0 {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
-        shared.errno.store(errno, Ordering::SeqCst);
-        // SAFETY: ends this process without running what belongs to the parent.
-        unsafe { libc::_exit(1) }
-    }
+/// Runs in the child.
+fn perform_all(shared: &Shared, cases: &[Case], src: &[u8; DEVICE_BYTES]) {
     let device = ptr::from_ref(&shared.device).cast_mut().cast();
     for (index, case) in cases.iter().enumerate() {
-        // SAFETY: a breakpoint: stops this process for the tracer, changes nothing.
-        unsafe { asm!("int3") };
+        breakpoint();
         case.perform(device, src);
         shared.done.store(index + 1, Ordering::SeqCst);
-    }
-    // SAFETY: as above.
-    unsafe { libc::_exit(0) }
-}
-
-/// A traced child, killed when dropped so that a failing test leaves none behind.
-struct Tracee {
-    pid: libc::pid_t,
-    has_exited: Cell<bool>,
-}
-
-impl Tracee {
-    /// Lets the child go on by `request` until its next stop, which has to be a trap. False if it has exited.
-    fn go_on(&self, request: libc::c_uint, doing: &dyn std::fmt::Debug) -> bool {
-        // SAFETY: the child is ours and stopped; no signal is delivered.
-        let rc = unsafe { libc::ptrace(request, self.pid, 0, 0) };
-        assert_eq!(rc, 0, "ptrace: {}", std::io::Error::last_os_error());
-        self.wait(doing)
-    }
-
-    fn wait(&self, doing: &dyn std::fmt::Debug) -> bool {
-        let mut status = 0;
-        // SAFETY: waits for our own child.
-        let pid = unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
-        assert_eq!(pid, self.pid, "waitpid: {}", std::io::Error::last_os_error());
-        if libc::WIFEXITED(status) {
-            self.has_exited.set(true);
-            return false;
-        }
-        assert!(
-            libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTRAP,
-            "{doing:?}: wait status {status:#x}"
-        );
-        true
-    }
-}
-
-impl Drop for Tracee {
-    fn drop(&mut self) {
-        if self.has_exited.get() {
-            return;
-        }
-        // SAFETY: our own child, which has not been reaped, so the number is still its own.
-        unsafe { libc::kill(self.pid, libc::SIGKILL) };
-        // SAFETY: reaps it.
-        unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) };
     }
 }
 
@@ -196,23 +166,12 @@ fn source() -> [u8; DEVICE_BYTES] {
 /// What each case stored, instruction by instruction; `None` where tracing is not permitted.
 fn trace(cases: &[Case]) -> Option<Vec<Seen>> {
     let (shared, src) = (shared(), source());
-    // SAFETY: the child only runs `child`, which neither allocates nor takes a lock.
-    let pid = unsafe { libc::fork() };
-    assert_ne!(pid, -1, "fork: {}", std::io::Error::last_os_error());
-    if pid == 0 {
-        child(shared, cases, &src);
-    }
-    let tracee = Tracee { pid, has_exited: Cell::new(false) };
-    if !tracee.wait(&"the first breakpoint") {
-        let error = std::io::Error::from_raw_os_error(shared.errno.load(Ordering::SeqCst));
-        eprintln!("SKIP: \"stored exactly once\" is NOT proven here: ptrace is not permitted: {error}");
-        return None;
-    }
+    let tracee = Tracee::start("\"stored exactly once\"", || perform_all(shared, cases, &src))?;
     let mut all = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let (mut seen, mut steps) = (Seen::new(), 0);
         while shared.done.load(Ordering::SeqCst) == index {
-            assert!(tracee.go_on(libc::PTRACE_SINGLESTEP, case), "{case:?}: the child has exited");
+            tracee.step(case);
             let stored = harvest(shared);
             if !stored.is_empty() {
                 seen.push(stored);
@@ -221,8 +180,7 @@ fn trace(cases: &[Case]) -> Option<Vec<Seen>> {
             assert!(steps < MAX_STEPS, "{case:?}: still storing after {steps} instructions");
         }
         all.push(seen);
-        let more = tracee.go_on(libc::PTRACE_CONT, case);
-        assert_eq!(more, index + 1 < cases.len(), "{case:?}: a breakpoint per case");
+        assert_eq!(tracee.resume(case), index + 1 < cases.len(), "{case:?}: a breakpoint per case");
     }
     Some(all)
 }
@@ -308,10 +266,48 @@ fn single_stores() {
     assert_right(&[1, 2, 4, 8].into_iter().flat_map(aligned).collect::<Vec<_>>());
 }
 
+/// Every size of an inlined store, and some that are not inlined, where they are aligned and where they are not.
+#[test]
+fn values() {
+    let case = |routine, offset, len| Case { store: Store::Value(routine), offset, len };
+    let any = (0..=65).chain([80, 128]).flat_map(|len| {
+        // Aligned for every size, for 8 bytes, for 4, and for whatever it comes to.
+        [0, 8, 52, len * 7 % 64].map(|offset| case(copy::preferred(), offset, len))
+    });
+    assert_right(&any.collect::<Vec<_>>());
+    // What these do depends on the routine too.
+    for routine in ["scalar", "sse41", "avx2", "avx512", "movdir64b"].into_iter().filter_map(available) {
+        let wide =
+            [16, 32, 48, 64].into_iter().flat_map(|len| [0, 16, 40, 44].map(|offset| case(routine, offset, len)));
+        assert_right(&wide.collect::<Vec<_>>());
+    }
+}
+
+/// An aligned value is stored in the pieces that its size is promised to take.
+#[test]
+fn values_are_as_few_stores_as_promised() {
+    let any =
+        [(1, 1), (2, 1), (3, 2), (4, 1), (5, 2), (7, 3), (8, 1), (12, 2), (15, 4), (20, 3), (24, 3), (40, 5), (63, 10)];
+    let by_line = |line| [(16, 1), (32, 2), (48, 3), (64, line)];
+    let wanted = [("sse41", 4), ("avx2", 4), ("avx512", 1), ("movdir64b", 1)];
+    let wanted = wanted.map(|(name, line)| (name, by_line(line)));
+    for (name, wide) in wanted.into_iter().chain([("scalar", [(16, 2), (32, 4), (48, 6), (64, 8)])]) {
+        let Some(routine) = available(name) else { continue };
+        let cases = any.into_iter().chain(wide);
+        let cases: Vec<_> =
+            cases.map(|(len, stores)| (Case { store: Store::Value(routine), offset: 0, len }, stores)).collect();
+        let Some(seen) = trace(&cases.iter().map(|&(case, _)| case).collect::<Vec<_>>()) else { return };
+        for ((case, stores), seen) in cases.iter().zip(seen) {
+            assert_eq!(verdict(case, &seen), Ok(()), "{case:?}");
+            assert_eq!(seen.len(), *stores, "{case:?}");
+        }
+    }
+}
+
 /// A posted line is one store where the instruction set has one of that size.
 #[test]
 fn posted_lines() {
-    for (name, stores) in [("scalar", 8), ("sse41", 4), ("avx2", 2), ("avx512", 1), ("movdir64b", 1)] {
+    for (name, stores) in [("scalar", 8), ("sse41", 4), ("avx2", 4), ("avx512", 1), ("movdir64b", 1)] {
         let Some(routine) = available(name) else { continue };
         let case = Case { store: Store::PostLine(routine), offset: 0, len: 64 };
         let Some(seen) = trace(&[case]) else { return };

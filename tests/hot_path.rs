@@ -22,7 +22,7 @@ const OFFSETS: [usize; 4] = [0, 1, 63, 4095];
 const BYTES: usize = 70_001 + 4095 + 128;
 
 /// Calls that `exercise` makes.
-const CALLS: usize = SIZES.len() * OFFSETS.len() * 7 + 11;
+const CALLS: usize = SIZES.len() * OFFSETS.len() * 7 + 17;
 
 /// Every verb, every size. Counts its calls; stops at the first that fails or reads something else than was written.
 fn exercise(mapping: &Mapping<'_>, source: &[u8], back: &mut [u8]) -> Result<usize> {
@@ -61,6 +61,12 @@ fn exercise(mapping: &Mapping<'_>, source: &[u8], back: &mut [u8]) -> Result<usi
     mapping.write_value(1, &9_u64).map(&mut did)?;
     assert_eq!(mapping.read_value::<u64>(1)?, 9);
     did(());
+    // Inlined and not.
+    for at in [64, 65] {
+        mapping.write_value(at, &[10_u8; 64]).map(&mut did)?;
+        mapping.write_value_posted(at, &[11_u8; 24]).map(&mut did)?;
+        mapping.batch(|batch| batch.write_value(at, &[12_u8; 48])).map(&mut did)?;
+    }
     mapping.post_line(64, source.first_chunk().expect("longer")).map(&mut did)?;
     mapping.flush().map(&mut did)?;
     mapping.write(0, source).map(&mut did)?;

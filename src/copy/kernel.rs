@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use zerocopy::{Immutable, IntoBytes};
+
+use super::fixed::{self, Inlined, LineStore};
 use super::plan::{LINE_BYTES, Plan};
 use super::scalar::{self, Scalar};
 use super::x86_64::{self as isa, Avx2, Avx512, Movdir64b, Sse41};
@@ -22,8 +25,8 @@ pub(super) trait Leaf {
     const NAME: &'static str;
     /// Empty for instructions that every x86-64 has.
     const NEEDS: &'static [Need];
-    /// Whether a whole line is stored by one instruction that is one 64-byte write by architecture.
-    const LINE_IS_ATOMIC: bool = false;
+    /// How a line is stored where the store is inlined.
+    const LINE: LineStore;
 
     fn is_available() -> bool {
         Self::NEEDS.iter().all(|need| (need.present)())
@@ -48,6 +51,11 @@ pub(super) trait Leaf {
 ///
 /// The duties of [`Leaf`], for `len` bytes at `dst` and `src`.
 unsafe fn store<L: Leaf>(dst: *mut u8, src: *const u8, len: usize) {
+    if len == LINE_BYTES && dst.addr().is_multiple_of(LINE_BYTES) {
+        // The message that fills its line is what most senders send.
+        // SAFETY: one line on both sides, at a multiple of 64.
+        return unsafe { L::store_lines(dst, src, 1) };
+    }
     let Plan { head_bytes, lines, tail_bytes } = Plan::new(dst.addr(), len);
     if head_bytes > 0 {
         // SAFETY: the head ends at the range's end or at the first line boundary, whichever is first.
@@ -89,16 +97,6 @@ unsafe fn load<L: Leaf>(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Stores one whole line.
-///
-/// # Safety
-///
-/// The duties of [`Leaf`], for one line at `dst`, a multiple of 64, and 64 bytes at `src`.
-unsafe fn post_line<L: Leaf>(dst: *mut u8, src: *const u8) {
-    // SAFETY: the same contract.
-    unsafe { L::store_lines(dst, src, 1) }
-}
-
 /// One way of copying to and from device memory: a set of instructions with a name.
 ///
 /// All instances are `'static`: [`preferred`] gives the best one of this machine, [`by_name`] a chosen one,
@@ -106,11 +104,10 @@ unsafe fn post_line<L: Leaf>(dst: *mut u8, src: *const u8) {
 pub struct Routine {
     name: &'static str,
     needs: &'static [Need],
-    post_line_is_atomic: bool,
+    inlined: Inlined,
     is_available: fn() -> bool,
     store: unsafe fn(*mut u8, *const u8, usize),
     load: unsafe fn(*mut u8, *const u8, usize),
-    post_line: unsafe fn(*mut u8, *const u8),
 }
 
 impl fmt::Debug for Routine {
@@ -124,11 +121,10 @@ impl Routine {
         Self {
             name: L::NAME,
             needs: L::NEEDS,
-            post_line_is_atomic: L::LINE_IS_ATOMIC,
+            inlined: Inlined::new(L::LINE),
             is_available: L::is_available,
             store: store::<L>,
             load: load::<L>,
-            post_line: post_line::<L>,
         }
     }
 
@@ -140,7 +136,7 @@ impl Routine {
 
     /// Whether this processor has the instructions and the operating system keeps the registers they use.
     ///
-    /// Calling [`store`](Self::store), [`load`](Self::load) or [`post_line`](Self::post_line) where this is false is
+    /// Calling any of the copies below where this is false is
     /// undefined behaviour (in practice: `SIGILL`).
     #[must_use]
     pub fn is_available(&self) -> bool {
@@ -152,7 +148,7 @@ impl Routine {
     /// leaves as one packet too, but nothing promises it.
     #[must_use]
     pub fn post_line_is_atomic(&self) -> bool {
-        self.post_line_is_atomic
+        self.inlined.line == LineStore::DIRECT
     }
 
     /// Stores `src` at `dst`: every byte exactly once, no byte outside, no fence.
@@ -198,6 +194,39 @@ impl Routine {
         }
     }
 
+    /// Stores a value's bytes: what [`store`](Self::store) does, as code of the caller's own where the size is 1 to 64
+    /// bytes. No fence.
+    ///
+    /// Inlined it is the whole line at once for 64 bytes at a multiple of 64, and 16-byte pieces for 16, 32 and 48 bytes
+    /// at a multiple of 16 (`"scalar"`: neither); else pieces of 8 bytes and then of 4, 2 and 1, which takes a `dst` that
+    /// is a multiple of the largest of them. At any other address, and for larger values, the routine is called.
+    ///
+    /// # Safety
+    ///
+    /// As for [`store`](Self::store), for `size_of::<T>()` bytes.
+    #[inline(always)]
+    pub unsafe fn store_value<T: IntoBytes + Immutable>(&self, dst: *mut u8, value: &T) {
+        // SAFETY: the caller's duties are those of both callees.
+        if !unsafe { fixed::store_value(&self.inlined, dst, value) } {
+            let bytes = value.as_bytes();
+            // SAFETY: as above; availability is the caller's first duty.
+            unsafe { self.store_by_call(dst, bytes.as_ptr(), bytes.len()) };
+        }
+    }
+
+    /// For a mapping, which keeps it beside the address: one load less on the way to the store.
+    pub(crate) fn inlined(&self) -> Inlined {
+        self.inlined
+    }
+
+    /// Out of the way of the inlined stores, which thus need no stack frame.
+    #[cold]
+    #[inline(never)]
+    unsafe fn store_by_call(&self, dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the same contract.
+        unsafe { (self.store)(dst, src, len) };
+    }
+
     /// Stores one whole line: with one instruction where the instruction set has one (`"avx512"`, `"movdir64b"`),
     /// else with back-to-back stores that fill the line. No fence, and none is needed for a full line to leave soon.
     ///
@@ -206,11 +235,14 @@ impl Routine {
     /// - [`is_available`](Self::is_available) holds;
     /// - `dst` is a multiple of 64 and valid for a store of 64 bytes;
     /// - those bytes are not borrowed as a Rust reference anywhere.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_line(&self, dst: *mut u8, line: &[u8; LINE_BYTES]) {
         debug_assert!(dst.addr().is_multiple_of(LINE_BYTES), "line store at {dst:p}");
         // SAFETY: alignment, validity and availability are the caller's duties.
-        unsafe { (self.post_line)(dst, line.as_ptr()) };
+        if !unsafe { fixed::store_line(&self.inlined, dst, line.as_ptr()) } {
+            // SAFETY: as above.
+            unsafe { self.store_by_call(dst, line.as_ptr(), LINE_BYTES) };
+        }
     }
 }
 
@@ -328,6 +360,7 @@ mod tests {
 
     impl Leaf for Absent {
         const NAME: &'static str = "absent";
+        const LINE: LineStore = LineStore::WORDS;
         const NEEDS: &'static [Need] =
             &[Need { name: "SSE2", present: || true }, Need { name: "a flux capacitor", present: || false }];
 

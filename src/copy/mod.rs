@@ -78,6 +78,7 @@
 #![allow(unsafe_code, reason = "every access to device memory is an instruction written here, on the caller's pointer")]
 
 pub mod fence;
+pub(crate) mod fixed;
 mod kernel;
 mod parallel;
 mod plan;

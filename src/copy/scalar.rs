@@ -6,6 +6,7 @@
 
 use std::arch::asm;
 
+use super::fixed::LineStore;
 use super::kernel::{Leaf, Need};
 use super::plan::{LINE_BYTES, for_each_piece};
 
@@ -139,6 +140,7 @@ pub(super) struct Scalar;
 
 impl Leaf for Scalar {
     const NAME: &'static str = "scalar";
+    const LINE: LineStore = LineStore::WORDS;
     const NEEDS: &'static [Need] = &[];
 
     #[inline(always)]

@@ -112,21 +112,27 @@ impl Bench {
 
     /// One copy, checked against a byte loop, with what lies around it.
     fn check(&mut self, from_at: usize, to_at: usize, len: usize) {
-        let (from, to) = (self.from.start().wrapping_add(from_at), self.to.start().wrapping_add(to_at));
-        match self.direction {
+        let (routine, direction) = (self.routine, self.direction);
+        self.check_by(from_at, to_at, len, |to, from| match direction {
             Direction::Store => {
                 // SAFETY: the caller keeps `from_at + len` inside the accessible pages.
                 let src = unsafe { std::slice::from_raw_parts(from, len) };
                 // SAFETY: the routine is available, `to` has `len` bytes, and no reference to them is live.
-                unsafe { self.routine.store(to, src) };
+                unsafe { routine.store(to, src) };
             }
             Direction::Load => {
                 // SAFETY: the caller keeps `to_at + len` inside the accessible pages; nothing else borrows them.
                 let dst = unsafe { std::slice::from_raw_parts_mut(to, len) };
                 // SAFETY: the routine is available, and whole pages around `from` are accessible.
-                unsafe { self.routine.load(dst, from) };
+                unsafe { routine.load(dst, from) };
             }
-        }
+        });
+    }
+
+    /// The same for any way of copying, which gets the destination first.
+    fn check_by(&mut self, from_at: usize, to_at: usize, len: usize, copy: impl FnOnce(*mut u8, *const u8)) {
+        let (from, to) = (self.from.start().wrapping_add(from_at), self.to.start().wrapping_add(to_at));
+        copy(to, from);
         let first = to_at.saturating_sub(MARGIN);
         let last = (to_at + len + MARGIN).min(self.to.bytes);
         let wanted = &self.from.bytes()[from_at..from_at + len];
@@ -258,6 +264,11 @@ macro_rules! suite {
             }
 
             #[test]
+            fn values() {
+                super::values(stringify!($name));
+            }
+
+            #[test]
             fn nothing_is_touched_for_nothing() {
                 super::nothing_is_touched_for_nothing(stringify!($name));
             }
@@ -279,6 +290,37 @@ fn posted_lines(name: &str) {
         let (stored, after) = rest.split_at(64);
         assert_eq!(stored, line);
         assert!(before.iter().chain(after).all(|&byte| byte == SENTINEL));
+    }
+}
+
+/// Values of every size that is inlined and of some that are not, at every offset in a line, flush against the guard
+/// pages on both sides of both ranges.
+fn values(name: &str) {
+    let Some(routine) = routine(name) else { return };
+    let mut bench = Bench::new(routine, Direction::Store, 1);
+    macro_rules! sizes {
+        ($($size:literal)+) => { $( values_of::<$size>(&mut bench); )+ };
+    }
+    sizes!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 80 96 128 192
+    );
+    bench.check_all_unchanged();
+}
+
+fn values_of<const N: usize>(bench: &mut Bench) {
+    let routine = bench.routine;
+    let store = |to, from: *const u8| {
+        // SAFETY: `check_by` keeps `N` bytes at `from` inside the accessible pages; an array of bytes has no alignment.
+        let value = unsafe { &*from.cast::<[u8; N]>() };
+        // SAFETY: the routine is available, `to` has `N` bytes, and no reference to them is live.
+        unsafe { routine.store_value(to, value) };
+    };
+    for offset in 0..64 {
+        let far = PAGE - N - offset;
+        for (from_at, to_at) in [(0, offset), (PAGE - N, offset), (0, far), (PAGE - N, far)] {
+            bench.check_by(from_at, to_at, N, store);
+        }
     }
 }
 

@@ -6,4 +6,5 @@ pub mod counting;
 pub mod fork;
 pub mod seccomp;
 pub mod standin;
+pub mod step;
 pub mod subject;

@@ -181,6 +181,28 @@ pub(crate) fn values_round_trip(subject: &Subject) {
             let bytes: Vec<u8> = value.iter().flat_map(|word| word.to_ne_bytes()).collect();
             mirror.has(at, &bytes, "write_value");
         }
+        // Sizes that are inlined and one that is not, where the device address is aligned for them and where it is not.
+        macro_rules! sizes {
+            ($($size:literal)+) => { $(
+                for at in [0, 4, 8, 16, 64, 4096 - 8, BYTES - $size] {
+                    let value: [u8; $size] = pattern(at + $size, $size).try_into().unwrap();
+                    mirror.mapping.write_value(at, &value).unwrap();
+                    assert_eq!(mirror.mapping.read_value::<[u8; $size]>(at).unwrap(), value, "{what}");
+                    mirror.has(at, &value, "write_value");
+                }
+                for at in [64, 65] {
+                    let value: [u8; $size] = pattern(at + $size + 1, $size).try_into().unwrap();
+                    mirror.mapping.write_value_posted(at, &value).unwrap();
+                    mirror.mapping.flush().unwrap();
+                    mirror.has(at, &value, "write_value_posted");
+                    let value: [u8; $size] = pattern(at + $size + 2, $size).try_into().unwrap();
+                    mirror.mapping.batch(|batch| batch.write_value(at, &value)).unwrap();
+                    mirror.mapping.flush().unwrap();
+                    mirror.has(at, &value, "a value in a batch");
+                }
+            )+ };
+        }
+        sizes!(1 2 3 5 8 16 24 32 48 60 64 100);
         assert_eq!(mirror.mapping.read_value::<u64>(BYTES - 7).unwrap_err().kind(), ErrorKind::OutOfBounds);
     });
 }

@@ -68,6 +68,10 @@ fn use_everything(handles: &mut Handles) -> usize {
     no.note(mapping.load_u32(0));
     no.note(mapping.load_u64(0));
     no.note(mapping.write_value(0, &1_u32));
+    no.note(mapping.write_value_posted(0, &1_u32));
+    no.note(mapping.batch(|batch| batch.write_value(0, &1_u32)));
+    no.note(mapping.write_value(BYTES - 4, &1_u32));
+    no.note(mapping.write_value(0, &[0_u8; 64]));
     no.note(mapping.read_value::<u32>(0));
     no.note(mapping.post_line(0, &[0; 64]));
     no.note(mapping.flush());
@@ -126,7 +130,7 @@ fn parent_goes_on(session: &Session, handles: Handles, what: &str) {
 }
 
 pub(crate) fn a_child_can_use_nothing_of_its_parent_s(subject: &Subject) {
-    let calls = if subject.is_emulated() { 36 } else { 32 };
+    let calls = if subject.is_emulated() { 40 } else { 36 };
     subject.for_each_buffer(BYTES, |session, buffer, what| {
         let mut handles = Handles::new(session, buffer);
         in_child(|| assert_eq!(use_everything(&mut handles), calls));

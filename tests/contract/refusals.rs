@@ -53,6 +53,22 @@ pub(crate) fn out_of_bounds_changes_nothing(subject: &Subject) {
         oob(mapping.post_line(len - 63, &[1; 64]), "post_line");
         oob(mapping.write_value(len - 1, &1_u16), "write_value");
         oob(mapping.read_value::<u16>(len - 1).map(drop), "read_value");
+        // Every size whose bounds are checked by one comparison until the end is near: to the last byte, and no further.
+        macro_rules! values_to_the_end {
+            ($($size:literal)+) => { $(
+                for past in (1..=$size).chain([4096, usize::MAX - len]) {
+                    let (at, value) = (len - $size + past, [0xee_u8; $size]);
+                    oob(mapping.write_value(at, &value), "write_value");
+                    oob(mapping.write_value_posted(at, &value), "write_value_posted");
+                    oob(mapping.batch(|batch| batch.write_value(at, &value)), "batch of a value");
+                    oob(mapping.write(at, &value), "write of a value's bytes");
+                }
+                let last = mapping.read_value::<[u8; $size]>(len - $size).unwrap();
+                assert_eq!(last[..], wanted[len - $size..len], "{what}");
+                mapping.write_value(len - $size, &last).unwrap();
+            )+ };
+        }
+        values_to_the_end!(1 2 3 4 8 16 24 48 63 64 65 128);
 
         let mut to = [0xa5; 2];
         oob(buffer.upload(BYTES - 1, &[1, 2]), "upload");

@@ -5,6 +5,7 @@ mod bundle;
 mod c_programs;
 mod ci;
 mod install;
+mod instructions;
 mod real_clients;
 mod run;
 mod steps;
@@ -32,6 +33,8 @@ usage: cargo xtask COMMAND
                             run every step, or the named ones, and print a summary; --list names the steps, --full adds
                             those that are seldom worth their downloads
   gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
+  instructions [--bless]    count the copy path's instructions under valgrind and compare with benches/instructions.txt, or
+                            write them there
   install --prefix DIR [--libdir DIR] [--destdir DIR]
                             build and install the C library (libgdrapi.so.2, libgdrapi.a), its headers, and what
                             pkg-config and CMake read; --libdir is below the prefix (default: lib)
@@ -51,6 +54,7 @@ enum Command {
     CiFull,
     Ci(Vec<String>),
     GpuBundle(Option<PathBuf>),
+    Instructions { bless: bool },
     Install(Layout),
     Uninstall(Layout),
     Vm(vm::Options),
@@ -78,6 +82,9 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
         (Some("gpu-bundle"), []) => Ok(Command::GpuBundle(None)),
         (Some("gpu-bundle"), [flag, dir]) if flag == "--out" => Ok(Command::GpuBundle(Some(PathBuf::from(dir)))),
         (Some("gpu-bundle"), _) => Err("gpu-bundle: expected nothing or `--out DIR`".to_owned()),
+        (Some("instructions"), []) => Ok(Command::Instructions { bless: false }),
+        (Some("instructions"), [flag]) if flag == "--bless" => Ok(Command::Instructions { bless: true }),
+        (Some("instructions"), _) => Err("instructions: expected nothing or `--bless`".to_owned()),
         (Some("install"), args) => Layout::parse(args).map(Command::Install).map_err(|why| format!("install: {why}")),
         (Some("uninstall"), args) => {
             Layout::parse(args).map(Command::Uninstall).map_err(|why| format!("uninstall: {why}"))
@@ -120,6 +127,9 @@ fn main() -> ExitCode {
             Ok(steps) => Workspace::load().map(|workspace| ci::run(&mut log, &workspace, &steps)),
             Err(message) => return usage_error(&message),
         },
+        Ok(Command::Instructions { bless }) => Workspace::load()
+            .and_then(|workspace| instructions::by_hand(&mut log, &workspace, bless))
+            .map(|()| ExitCode::SUCCESS),
         Ok(Command::Install(layout)) => Workspace::load()
             .and_then(|workspace| install::install(&mut log, &workspace, &layout))
             .map(|()| ExitCode::SUCCESS),
@@ -177,6 +187,13 @@ mod tests {
         assert_eq!(parsed(&["gpu-bundle", "--out", "x"]), Ok(Command::GpuBundle(Some("x".into()))));
         assert!(parsed(&["gpu-bundle", "--out"]).is_err());
         assert!(parsed(&["gpu-bundle", "x"]).is_err());
+    }
+
+    #[test]
+    fn instructions_takes_bless() {
+        assert_eq!(parsed(&["instructions"]), Ok(Command::Instructions { bless: false }));
+        assert_eq!(parsed(&["instructions", "--bless"]), Ok(Command::Instructions { bless: true }));
+        assert!(parsed(&["instructions", "x"]).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::ci::{Step, Verdict};
 use crate::run::{Log, capture, cargo, command, query, run};
 use crate::vm;
 use crate::workspace::{LIBRARY, Workspace};
-use crate::{abi, bundle, c_programs, real_clients};
+use crate::{abi, bundle, c_programs, instructions, real_clients};
 
 type Outcome = Result<Verdict, String>;
 
@@ -36,6 +36,12 @@ pub(crate) const ALL: &[Step] = &[
         name: "tools smoke",
         about: "the measuring programs as released, on the emulated backend, their JSON checked",
         run: tools_smoke,
+    },
+    Step { name: "benches", about: "every benchmark once, on the emulated backend", run: benches },
+    Step {
+        name: "instructions",
+        about: "the copy path's instructions per call under valgrind, where it is installed",
+        run: instructions::check,
     },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
@@ -265,6 +271,16 @@ fn check_report(output: &str, tool: &str) -> Result<usize, String> {
         }
     }
     Ok(results.len())
+}
+
+/// Each measured function runs once: that it compiles and works, not how fast it is.
+fn benches(log: &mut Log, _: &Workspace) -> Outcome {
+    for bench in ["dispatch", "fence", "kernels", "api"] {
+        let mut once = cargo(["bench", "--locked", "-p", LIBRARY, "--bench", bench, "--", "--test"]);
+        once.env("GDRCOPY_BACKEND", "emulated");
+        run(log, once)?;
+    }
+    Ok(Verdict::Passed)
 }
 
 fn gpu_bundle(log: &mut Log, workspace: &Workspace) -> Outcome {

@@ -1,11 +1,12 @@
 //! AVX2: a line is two registers.
 //!
-//! Every block ends with VZEROUPPER, so `ymm0` to `ymm15` are all declared changed.
+//! Every copy ends with VZEROUPPER: code that uses SSE afterwards would otherwise merge with the upper halves.
 
 use std::arch::asm;
 
 use super::Line;
 use super::sse41::store_part_by_16;
+use crate::copy::fixed::LineStore;
 use crate::copy::kernel::{Leaf, Need};
 use crate::copy::plan::LINE_BYTES;
 
@@ -13,20 +14,32 @@ pub(in crate::copy) struct Avx2;
 
 /// Copies half a line per register, all loads before all stores, so that the loads of a block are in flight together.
 macro_rules! block {
-    ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:literal $at:literal)+) => {
+    ($load:literal, $store:literal, $dst:expr, $src:expr, $($register:tt $at:literal)+) => {
         asm!(
             $(concat!($load, " ", $register, ", [{src} + ", $at, "]"),)+
             $(concat!($store, " [{dst} + ", $at, "], ", $register),)+
-            "vzeroupper",
             dst = in(reg) $dst,
             src = in(reg) $src,
+            $(out($register) _,)+
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+/// VZEROUPPER, once for all the blocks of a copy.
+#[inline(always)]
+fn clear_upper_halves() {
+    // SAFETY: touches the declared registers alone; the leaf is used where there is AVX.
+    unsafe {
+        asm!(
+            "vzeroupper",
             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
             out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
             out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
             out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
-            options(nostack, preserves_flags),
-        )
-    };
+            options(nomem, nostack, preserves_flags),
+        );
+    }
 }
 
 /// [`block!`] of a given number of lines.
@@ -49,6 +62,7 @@ macro_rules! lines {
 
 impl Leaf for Avx2 {
     const NAME: &'static str = "avx2";
+    const LINE: LineStore = LineStore::QUARTERS;
     const NEEDS: &'static [Need] = &[Need { name: "AVX2", present: || is_x86_feature_detected!("avx2") }];
 
     #[inline(always)]
@@ -67,6 +81,7 @@ impl Leaf for Avx2 {
         while lines > 0 {
             store!(1);
         }
+        clear_upper_halves();
     }
 
     #[inline(always)]
@@ -94,6 +109,7 @@ impl Leaf for Avx2 {
         while lines > 0 {
             load!(1);
         }
+        clear_upper_halves();
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 use std::arch::asm;
 
 use super::Line;
+use crate::copy::fixed::LineStore;
 use crate::copy::kernel::{Leaf, Need};
 use crate::copy::plan::LINE_BYTES;
 
@@ -74,6 +75,7 @@ impl Part {
 
 impl Leaf for Avx512 {
     const NAME: &'static str = "avx512";
+    const LINE: LineStore = LineStore::WHOLE;
     const NEEDS: &'static [Need] = &[
         Need { name: "AVX-512F", present: || is_x86_feature_detected!("avx512f") },
         Need { name: "AVX-512BW", present: || is_x86_feature_detected!("avx512bw") },

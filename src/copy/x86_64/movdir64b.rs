@@ -8,6 +8,7 @@ use std::arch::asm;
 use std::marker::PhantomData;
 
 use super::has_movdir64b;
+use crate::copy::fixed::LineStore;
 use crate::copy::kernel::{Leaf, Need};
 use crate::copy::plan::LINE_BYTES;
 
@@ -17,7 +18,7 @@ pub(in crate::copy) struct Movdir64b<Rest>(PhantomData<Rest>);
 impl<Rest: Leaf> Leaf for Movdir64b<Rest> {
     const NAME: &'static str = "movdir64b";
     const NEEDS: &'static [Need] = &[Need { name: "MOVDIR64B", present: has_movdir64b }];
-    const LINE_IS_ATOMIC: bool = true;
+    const LINE: LineStore = LineStore::DIRECT;
 
     fn is_available() -> bool {
         has_movdir64b() && Rest::is_available()

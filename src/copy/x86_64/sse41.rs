@@ -6,6 +6,7 @@
 use std::arch::asm;
 
 use super::Line;
+use crate::copy::fixed::LineStore;
 use crate::copy::kernel::{Leaf, Need};
 use crate::copy::plan::{LINE_BYTES, for_each_piece};
 use crate::copy::scalar::store_piece;
@@ -62,6 +63,7 @@ pub(super) unsafe fn store_part_by_16(dst: *mut u8, src: *const u8, len: usize) 
 
 impl Leaf for Sse41 {
     const NAME: &'static str = "sse41";
+    const LINE: LineStore = LineStore::QUARTERS;
     const NEEDS: &'static [Need] = &[Need { name: "SSE4.1", present: || is_x86_feature_detected!("sse4.1") }];
 
     #[inline(always)]
