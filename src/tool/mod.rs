@@ -6,6 +6,7 @@
 //!   go, from theirs
 //! - [`clock`] and [`stats`]: how a time is taken and what becomes of many of them
 //! - [`measure`]: the two timed loops (back to back, one by one)
+//! - [`ab`]: several ways of doing one thing, compared in interleaved blocks
 //! - [`method`], [`bench`], [`series`]: the ways of copying, the measurement of one row, a table of them
 //! - [`report`], [`table`], [`plot`], [`output`]: one set of results, its forms, and where they go; [`verdict`]: what they
 //!   amount to
@@ -14,6 +15,7 @@
 //!   [`interrupt`]: Ctrl-C
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
 
+pub mod ab;
 pub mod apiperf;
 pub mod bench;
 pub mod clock;
