@@ -108,6 +108,17 @@ impl<'a> Arm<'a> {
         Self { block: Box::new(block) }
     }
 
+    /// The same arm with something before each of its blocks, untimed.
+    #[must_use]
+    pub fn after(mut self, mut prepare: impl FnMut() -> Result<()> + 'a) -> Self {
+        Self {
+            block: Box::new(move |clock| {
+                prepare()?;
+                (self.block)(clock)
+            }),
+        }
+    }
+
     /// Runs one block.
     ///
     /// # Errors
@@ -448,6 +459,23 @@ mod tests {
         assert!((1..=33).contains(&calls), "{calls}");
         assert_eq!(calls_in(MS, 1000, |_| spin(2 * MS)).unwrap(), 1);
         assert_eq!(calls_in(Duration::from_secs(1), 7, |_| Ok(())).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_comes_before_a_block_is_not_timed() {
+        let clock = Clock::calibrate();
+        let log = RefCell::new(String::new());
+        let mut arm = Arm::single(2, |_| {
+            log.borrow_mut().push('.');
+            Ok(())
+        })
+        .after(|| {
+            log.borrow_mut().push('p');
+            spin(MS)
+        });
+        let ns = (0..10).find_map(|_| arm.run(&clock).unwrap()).unwrap();
+        assert!(ns < 500_000.0, "{ns}");
+        assert!(log.borrow().starts_with("p.."), "{}", log.borrow());
     }
 
     #[test]
