@@ -1,6 +1,5 @@
 //! `cargo xtask gpu-bundle`: release programs and tests in one folder, to be run on a machine that has a GPU and no Rust.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,23 +16,43 @@ const SCRIPT_TEXT: &str = include_str!("../run.sh");
 /// Says what the folder was built from, and marks it as ours to replace.
 const ORIGIN: &str = "build.txt";
 
-/// Integration tests that belong on a GPU; the others prove nothing there that they do not prove here.
-const TESTS: [&str; 5] = ["gpu", "gpu_stale", "contract", "hot_path", "vulkan"];
+/// Names the tests beside the script, one a line, in the order in which they run.
+const TESTS: &str = "tests.txt";
+
+/// Integration tests that stay here: they prove nothing on a GPU that they do not prove here, or need what is not there
+/// (the module's virtual machine, programs at the paths where cargo put them). All others go along.
+const STAY: [&str; 5] = ["copy_alloc", "copy_once", "gdrdrv", "pin_pages", "session_env"];
+const STAY_ENDING: &str = "_cli";
+
+/// The proof of the copy engine's targets.
+const BENCH: &str = "limits";
+
+/// The C library, every backend built in, and what tries it on PyTorch's memory.
+const C_PACKAGE: &str = "gdrapi";
+const C_LIBRARY: &str = "libgdrapi.so.2";
+const TORCH: &str = "ffi/tests/gpu/torch_tensors.py";
 
 const MAX_BYTES: u64 = 40 << 20;
 
 pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<(), String> {
     let package = ["--locked", "--release", "-p", LIBRARY, "--features", "tools,vulkan", "--message-format", "json"];
-    let mut messages = capture(log, cargo(["build", "--bins"].into_iter().chain(package)))?;
-    let present = TESTS.into_iter().filter(|&test| workspace.tests.iter().any(|name| name == test));
-    let tests =
-        ["test", "--no-run", "--lib"].into_iter().chain(package).chain(present.flat_map(|test| ["--test", test]));
+    let mut messages = capture(log, cargo(["build", "--bins", "--bench", BENCH].into_iter().chain(package)))?;
+    let chosen = workspace.tests.iter().filter(|name| goes_along(name)).flat_map(|name| ["--test", name]);
+    let tests = ["test", "--no-run", "--lib"].into_iter().chain(package).chain(chosen);
     messages.push_str(&capture(log, cargo(tests))?);
+    let library = ["--locked", "--release", "-p", C_PACKAGE, "--features", "vulkan", "--message-format", "json"];
+    let library = capture(log, cargo(["build"].into_iter().chain(library)))?;
 
     empty(out)?;
-    for (name, path) in executables(&messages)? {
-        copy_stripped(log, &path, &out.join(name))?;
+    let programs = executables(&messages)?;
+    for program in &programs {
+        copy_stripped(log, &program.path, &out.join(&program.name))?;
     }
+    copy_stripped(log, &shared_library(&library)?, &out.join(C_LIBRARY))?;
+    let torch = workspace.root.join(TORCH);
+    let name = torch.file_name().ok_or("a file without a name")?;
+    fs::copy(&torch, out.join(name)).map_err(at(&torch))?;
+    write(&out.join(TESTS), &test_names(&programs))?;
     write(&out.join(ORIGIN), &origin())?;
     let script = out.join(SCRIPT);
     write(&script, SCRIPT_TEXT)?;
@@ -43,24 +62,61 @@ pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<
     if bytes < MAX_BYTES { Ok(()) } else { Err(format!("the bundle has {bytes} bytes; the limit is {MAX_BYTES}")) }
 }
 
-/// The executables in cargo's JSON messages, by names without a hash: programs and integration tests have their own, the
-/// library's unit tests are `<library>-unit`.
-pub(crate) fn executables(messages: &str) -> Result<BTreeMap<String, PathBuf>, String> {
-    let mut found = BTreeMap::new();
-    for line in messages.lines() {
-        let message: Value = serde_json::from_str(line).map_err(|error| format!("cargo printed no JSON: {error}"))?;
+fn goes_along(test: &str) -> bool {
+    !STAY.contains(&test) && !test.ends_with(STAY_ENDING)
+}
+
+/// A program of the bundle.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// Without a hash: programs, benches and integration tests have their own, the library's unit tests are
+    /// `<library>-unit`.
+    name: String,
+    path: PathBuf,
+    /// Run by Rust's test harness.
+    is_test: bool,
+}
+
+/// The executables in cargo's JSON messages, by name.
+pub(crate) fn executables(messages: &str) -> Result<Vec<Program>, String> {
+    let mut found = Vec::new();
+    for message in parsed(messages)? {
         let target = &message["target"];
         let (Some(path), Some(target_name)) = (message["executable"].as_str(), target["name"].as_str()) else {
             continue;
         };
-        let name = match (target["kind"][0].as_str(), message["profile"]["test"] == true) {
-            (Some("bin"), false) | (Some("test"), true) => target_name.to_owned(),
-            (Some("lib"), true) => format!("{target_name}-unit"),
+        let (name, is_test) = match (target["kind"][0].as_str(), message["profile"]["test"] == true) {
+            (Some("bin"), false) | (Some("bench"), _) => (target_name.to_owned(), false),
+            (Some("test"), true) => (target_name.to_owned(), true),
+            (Some("lib"), true) => (format!("{target_name}-unit"), true),
             _ => continue,
         };
-        found.insert(name, path.into());
+        found.push(Program { name, path: path.into(), is_test });
     }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
+}
+
+fn parsed(messages: &str) -> Result<Vec<Value>, String> {
+    let json = |line| serde_json::from_str(line).map_err(|error| format!("cargo printed no JSON: {error}"));
+    messages.lines().map(json).collect()
+}
+
+/// The shared library in cargo's JSON messages.
+fn shared_library(messages: &str) -> Result<PathBuf, String> {
+    let messages = parsed(messages)?;
+    let ours = messages.iter().filter(|message| message["target"]["name"] == C_PACKAGE);
+    let files = ours.filter_map(|message| message["filenames"].as_array()).flatten().filter_map(Value::as_str);
+    let found = files.into_iter().find(|file| file.ends_with(".so"));
+    found.map(PathBuf::from).ok_or_else(|| format!("cargo built no shared library of {C_PACKAGE}"))
+}
+
+/// Quick ones first: the library's own, then by name, then what soaks.
+fn test_names(programs: &[Program]) -> String {
+    let mut tests: Vec<&str> =
+        programs.iter().filter(|program| program.is_test).map(|program| program.name.as_str()).collect();
+    tests.sort_by_key(|name| (name.contains("soak"), !name.ends_with("-unit"), *name));
+    tests.iter().map(|name| format!("{name}\n")).collect()
 }
 
 /// Makes an empty folder of `out`. Results in its sub-folders stay; a folder that is not a bundle is refused.
@@ -147,16 +203,45 @@ mod tests {
             artifact("bin", "gdrcopy_copylat", true, Some("/t/deps/gdrcopy_copylat-2c")),
             artifact("lib", "gdrcopy", true, Some("/t/deps/gdrcopy-0a")),
             artifact("test", "gpu", true, Some("/t/deps/gpu-1b")),
+            artifact("test", "a_soak", true, Some("/t/deps/a_soak-3d")),
+            artifact("bench", "limits", true, Some("/t/deps/limits-4e")),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
+        let program = |name: &str, path: &str, is_test| Program { name: name.to_owned(), path: path.into(), is_test };
         let expected = [
-            ("gdrcopy-unit", "/t/deps/gdrcopy-0a"),
-            ("gdrcopy_copylat", "/t/gdrcopy_copylat"),
-            ("gpu", "/t/deps/gpu-1b"),
+            program("a_soak", "/t/deps/a_soak-3d", true),
+            program("gdrcopy-unit", "/t/deps/gdrcopy-0a", true),
+            program("gdrcopy_copylat", "/t/gdrcopy_copylat", false),
+            program("gpu", "/t/deps/gpu-1b", true),
+            program("limits", "/t/deps/limits-4e", false),
         ];
-        let expected = expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path)));
-        assert_eq!(executables(&messages.join("\n")), Ok(BTreeMap::from(expected)));
+        assert_eq!(executables(&messages.join("\n")).as_deref(), Ok(&expected[..]));
+        assert_eq!(test_names(&expected), "gdrcopy-unit\ngpu\na_soak\n");
         assert!(executables("warning: text").is_err());
+    }
+
+    #[test]
+    fn the_shared_library_is_found_among_what_was_built() {
+        let artifact = |name: &str, files: &[&str]| {
+            serde_json::json!({"target": {"name": name}, "filenames": files, "executable": null}).to_string()
+        };
+        let messages = [artifact("gdrcopy", &["/t/libgdrcopy.rlib"]), artifact("gdrapi", &["/t/libgdrapi.a", "/t/libgdrapi.so"])];
+        assert_eq!(shared_library(&messages.join("\n")), Ok(PathBuf::from("/t/libgdrapi.so")));
+        assert!(shared_library(&messages[0]).is_err());
+    }
+
+    #[test]
+    fn new_tests_go_along_by_themselves() {
+        for name in ["gpu", "contract", "hot_path", "vulkan", "torn_read", "parallel"] {
+            assert!(goes_along(name), "{name}");
+        }
+        for name in ["gdrdrv", "copy_once", "copylat_cli", "pplat_cli"] {
+            assert!(!goes_along(name), "{name}");
+        }
+        let workspace = Workspace::load().unwrap();
+        let gone = STAY.iter().find(|name| !workspace.tests.iter().any(|test| test == *name));
+        assert_eq!(gone, None, "a test that is no more");
+        assert!(workspace.root.join(TORCH).exists());
     }
 
     #[test]
