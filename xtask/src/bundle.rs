@@ -1,5 +1,6 @@
 //! `cargo xtask gpu-bundle`: release programs and tests in one folder, to be run on a machine that has a GPU and no Rust.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -44,15 +45,14 @@ pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<
     let library = capture(log, cargo(["build"].into_iter().chain(library)))?;
 
     empty(out)?;
-    let programs = executables(&messages)?;
-    for program in &programs {
-        copy_stripped(log, &program.path, &out.join(&program.name))?;
+    for (name, path) in executables(&messages)? {
+        copy_stripped(log, &path, &out.join(name))?;
     }
     copy_stripped(log, &shared_library(&library)?, &out.join(C_LIBRARY))?;
     let torch = workspace.root.join(TORCH);
     let name = torch.file_name().ok_or("a file without a name")?;
     fs::copy(&torch, out.join(name)).map_err(at(&torch))?;
-    write(&out.join(TESTS), &test_names(&programs))?;
+    write(&out.join(TESTS), &test_names(&messages)?)?;
     write(&out.join(ORIGIN), &origin())?;
     let script = out.join(SCRIPT);
     write(&script, SCRIPT_TEXT)?;
@@ -66,35 +66,26 @@ fn goes_along(test: &str) -> bool {
     !STAY.contains(&test) && !test.ends_with(STAY_ENDING)
 }
 
-/// A program of the bundle.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Program {
-    /// Without a hash: programs, benches and integration tests have their own, the library's unit tests are
-    /// `<library>-unit`.
-    name: String,
-    path: PathBuf,
-    /// Run by Rust's test harness.
-    is_test: bool,
+/// The executables in cargo's JSON messages, by names without a hash: programs, benches and integration tests have their
+/// own, the library's unit tests are `<library>-unit`.
+pub(crate) fn executables(messages: &str) -> Result<BTreeMap<String, PathBuf>, String> {
+    Ok(programs(messages)?.into_iter().map(|(name, path, _)| (name, path)).collect())
 }
 
-/// The executables in cargo's JSON messages, by name.
-pub(crate) fn executables(messages: &str) -> Result<Vec<Program>, String> {
-    let mut found = Vec::new();
-    for message in parsed(messages)? {
+/// Name, path, and whether Rust's test harness runs it.
+fn programs(messages: &str) -> Result<Vec<(String, PathBuf, bool)>, String> {
+    let program = |message: &Value| {
         let target = &message["target"];
-        let (Some(path), Some(target_name)) = (message["executable"].as_str(), target["name"].as_str()) else {
-            continue;
+        let (path, name) = (message["executable"].as_str()?, target["name"].as_str()?);
+        let (name, is_test) = match (target["kind"][0].as_str()?, message["profile"]["test"] == true) {
+            ("bin", false) | ("bench", _) => (name.to_owned(), false),
+            ("test", true) => (name.to_owned(), true),
+            ("lib", true) => (format!("{name}-unit"), true),
+            _ => return None,
         };
-        let (name, is_test) = match (target["kind"][0].as_str(), message["profile"]["test"] == true) {
-            (Some("bin"), false) | (Some("bench"), _) => (target_name.to_owned(), false),
-            (Some("test"), true) => (target_name.to_owned(), true),
-            (Some("lib"), true) => (format!("{target_name}-unit"), true),
-            _ => continue,
-        };
-        found.push(Program { name, path: path.into(), is_test });
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+        Some((name, path.into(), is_test))
+    };
+    Ok(parsed(messages)?.iter().filter_map(program).collect())
 }
 
 fn parsed(messages: &str) -> Result<Vec<Value>, String> {
@@ -112,11 +103,11 @@ fn shared_library(messages: &str) -> Result<PathBuf, String> {
 }
 
 /// Quick ones first: the library's own, then by name, then what soaks.
-fn test_names(programs: &[Program]) -> String {
-    let mut tests: Vec<&str> =
-        programs.iter().filter(|program| program.is_test).map(|program| program.name.as_str()).collect();
-    tests.sort_by_key(|name| (name.contains("soak"), !name.ends_with("-unit"), *name));
-    tests.iter().map(|name| format!("{name}\n")).collect()
+fn test_names(messages: &str) -> Result<String, String> {
+    let mut tests: Vec<String> =
+        programs(messages)?.into_iter().filter_map(|(name, _, is_test)| is_test.then_some(name)).collect();
+    tests.sort_by_key(|name| (name.contains("soak"), !name.ends_with("-unit"), name.clone()));
+    Ok(tests.iter().map(|name| format!("{name}\n")).collect())
 }
 
 /// Makes an empty folder of `out`. Results in its sub-folders stay; a folder that is not a bundle is refused.
@@ -207,16 +198,17 @@ mod tests {
             artifact("bench", "limits", true, Some("/t/deps/limits-4e")),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
-        let program = |name: &str, path: &str, is_test| Program { name: name.to_owned(), path: path.into(), is_test };
         let expected = [
-            program("a_soak", "/t/deps/a_soak-3d", true),
-            program("gdrcopy-unit", "/t/deps/gdrcopy-0a", true),
-            program("gdrcopy_copylat", "/t/gdrcopy_copylat", false),
-            program("gpu", "/t/deps/gpu-1b", true),
-            program("limits", "/t/deps/limits-4e", false),
+            ("a_soak", "/t/deps/a_soak-3d"),
+            ("gdrcopy-unit", "/t/deps/gdrcopy-0a"),
+            ("gdrcopy_copylat", "/t/gdrcopy_copylat"),
+            ("gpu", "/t/deps/gpu-1b"),
+            ("limits", "/t/deps/limits-4e"),
         ];
-        assert_eq!(executables(&messages.join("\n")).as_deref(), Ok(&expected[..]));
-        assert_eq!(test_names(&expected), "gdrcopy-unit\ngpu\na_soak\n");
+        let expected = expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path)));
+        let messages = messages.join("\n");
+        assert_eq!(executables(&messages), Ok(BTreeMap::from(expected)));
+        assert_eq!(test_names(&messages).as_deref(), Ok("gdrcopy-unit\ngpu\na_soak\n"));
         assert!(executables("warning: text").is_err());
     }
 
@@ -225,7 +217,8 @@ mod tests {
         let artifact = |name: &str, files: &[&str]| {
             serde_json::json!({"target": {"name": name}, "filenames": files, "executable": null}).to_string()
         };
-        let messages = [artifact("gdrcopy", &["/t/libgdrcopy.rlib"]), artifact("gdrapi", &["/t/libgdrapi.a", "/t/libgdrapi.so"])];
+        let messages =
+            [artifact("gdrcopy", &["/t/libgdrcopy.rlib"]), artifact("gdrapi", &["/t/libgdrapi.a", "/t/libgdrapi.so"])];
         assert_eq!(shared_library(&messages.join("\n")), Ok(PathBuf::from("/t/libgdrapi.so")));
         assert!(shared_library(&messages[0]).is_err());
     }
