@@ -29,11 +29,13 @@ pub(crate) struct Figure {
     #[serde(flatten)]
     pub(crate) place: Place,
     pub(crate) method: String,
-    /// Of the rounds' figures: smallest, median with its 95 % interval, largest.
+    /// Of the rounds' figures: smallest, median with its 95 % interval, high percentiles, largest.
     pub(crate) min_ns: f64,
     pub(crate) p50_ns: f64,
     pub(crate) p50_low_ns: f64,
     pub(crate) p50_high_ns: f64,
+    pub(crate) p99_ns: f64,
+    pub(crate) p999_ns: f64,
     pub(crate) max_ns: f64,
     pub(crate) rounds: usize,
     /// Calls timed, all rounds together.
@@ -110,18 +112,22 @@ pub(crate) enum Target {
 impl Findings {
     /// Keeps what an arm took; `calls` per round, each of which counts as one.
     pub(crate) fn figure(&mut self, place: Place, method: &str, taken: &Arm<'_>, verified: bool) -> Estimate {
-        let times = taken.rounds.times(taken.index);
-        let extreme = |better: fn(f64, f64) -> f64| times.iter().copied().reduce(better).unwrap_or(f64::NAN);
-        let scale = |ns: f64| ns / taken.per_call;
-        let median = taken.rounds.median(taken.index).map(scale);
+        let mut times = taken.rounds.times(taken.index).to_vec();
+        times.sort_unstable_by(f64::total_cmp);
+        let scale = |ns: Option<&f64>| ns.map_or(f64::NAN, |ns| ns / taken.per_call);
+        // What one in so many exceeds; the largest where there are fewer.
+        let beyond = |one_in: usize| scale(times.iter().nth_back(times.len() / one_in));
+        let median = taken.rounds.median(taken.index).map(|ns| scale(Some(&ns)));
         self.results.push(Figure {
             place,
             method: method.to_owned(),
-            min_ns: scale(extreme(f64::min)),
+            min_ns: scale(times.first()),
             p50_ns: median.value,
             p50_low_ns: median.low,
             p50_high_ns: median.high,
-            max_ns: scale(extreme(f64::max)),
+            p99_ns: beyond(100),
+            p999_ns: beyond(1000),
+            max_ns: scale(times.last()),
             rounds: times.len(),
             iterations: u64::try_from(times.len()).unwrap_or(u64::MAX).saturating_mul(u64::from(taken.calls)),
             verified,

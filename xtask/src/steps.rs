@@ -43,6 +43,11 @@ pub(crate) const ALL: &[Step] = &[
         about: "the copy path's instructions per call under valgrind, where it is installed",
         run: instructions::check,
     },
+    Step {
+        name: "limits smoke",
+        about: "the bench of the copy engine's targets on the emulated backend, its JSON checked",
+        run: limits_smoke,
+    },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
     Step {
@@ -283,6 +288,32 @@ fn benches(log: &mut Log, _: &Workspace) -> Outcome {
     Ok(Verdict::Passed)
 }
 
+fn limits_smoke(log: &mut Log, _: &Workspace) -> Outcome {
+    let bench = ["bench", "--locked", "--features", "tools", "--bench", "limits", "--", "--quick", "--json", "-"];
+    let mut smoke = cargo(bench);
+    smoke.env("GDRCOPY_BACKEND", "emulated");
+    let output = capture(log, smoke)?;
+    let (results, verdicts) = (check_report(&output, "limits")?, check_verdicts(&output)?);
+    log.keep(format!("{results} results, all verified; {verdicts} targets, none judged on an emulated GPU"));
+    Ok(Verdict::Passed)
+}
+
+/// Checks that the parts which run anywhere have their targets, and that an emulated GPU neither meets nor misses one.
+fn check_verdicts(output: &str) -> Result<usize, String> {
+    let report: Value =
+        serde_json::from_str(output).map_err(|error| format!("standard output is not JSON: {error}"))?;
+    let verdicts = report["verdicts"].as_array().ok_or("`verdicts` is not a list")?;
+    for part in ["posted", "grid", "chosen"] {
+        if verdicts.iter().all(|verdict| verdict["part"] != part) {
+            return Err(format!("no target of part {part}"));
+        }
+    }
+    match verdicts.iter().find(|verdict| !verdict["measured"].is_number() || !verdict["met"].is_null()) {
+        Some(verdict) => Err(format!("not measured, or judged without a GPU: {verdict}")),
+        None => Ok(verdicts.len()),
+    }
+}
+
 fn gpu_bundle(log: &mut Log, workspace: &Workspace) -> Outcome {
     let out = workspace.target.join("ci-bundle");
     bundle::build(log, workspace, &out)?;
@@ -313,6 +344,19 @@ mod tests {
     fn a_crate_counts_once() {
         let tree = "gdrcopy v0.1.0 (/src)\nlibc v0.2.1\nnix v0.32.0\n\nlibc v0.2.1 (*)\n";
         assert_eq!(Vec::from_iter(crate_names(tree)), ["gdrcopy", "libc", "nix"]);
+    }
+
+    fn every_part_has_its_targets_and_none_is_judged() {
+        let report = |parts: &[&str], measured: Value, met: Value| {
+            let verdict = |part: &&str| serde_json::json!({"part": part, "measured": measured, "met": met});
+            serde_json::json!({"verdicts": parts.iter().map(verdict).collect::<Vec<_>>()}).to_string()
+        };
+        let parts = ["posted", "posted", "grid", "chosen"];
+        assert_eq!(check_verdicts(&report(&parts, 3.5.into(), Value::Null)), Ok(4));
+        assert!(check_verdicts(&report(&parts[..3], 3.5.into(), Value::Null)).is_err());
+        assert!(check_verdicts(&report(&parts, 3.5.into(), true.into())).is_err());
+        assert!(check_verdicts(&report(&parts, Value::Null, Value::Null)).is_err());
+        assert!(check_verdicts("{}").is_err());
     }
 
     #[test]
