@@ -346,6 +346,7 @@ mod tests {
         assert_eq!(Vec::from_iter(crate_names(tree)), ["gdrcopy", "libc", "nix"]);
     }
 
+    #[test]
     fn every_part_has_its_targets_and_none_is_judged() {
         let report = |parts: &[&str], measured: Value, met: Value| {
             let verdict = |part: &&str| serde_json::json!({"part": part, "measured": measured, "met": met});
