@@ -10,7 +10,7 @@
 #   LIMIT    seconds after which one run is killed (300)
 #   PARTS    what to run: any of tests, copylat, limits, torch (all of them)
 #   ONLY     names of test programs, if not all of them are to run; tests.txt lists them
-#   SOAK     1: also the tests that are ignored by default because they take long
+#   SOAK     1: also the tests that are ignored by default because they take long, and soaks of full length
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
@@ -97,6 +97,11 @@ as() {
 
 # Rust's test harness reads these; one thread, because tests share one card. A test that does not reach the card fails.
 export RUST_TEST_THREADS=1 RUST_TEST_NOCAPTURE=1 RUST_BACKTRACE=1 GDRCOPY_TEST_REQUIRE=${REQUIRE:-rm}
+
+# Two minutes or so; the defaults, a second or so.
+if [ "$SOAK" = 1 ]; then
+    export GDRCOPY_SOAK_MESSAGES=${GDRCOPY_SOAK_MESSAGES:-10000000000} GDRCOPY_SOAK_ROUNDS=${GDRCOPY_SOAK_ROUNDS:-100000000}
+fi
 
 # wants PART: whether it is to run.
 wants() { [[ " $PARTS " == *" $1 "* ]]; }

@@ -20,10 +20,11 @@ const ORIGIN: &str = "build.txt";
 /// Names the tests beside the script, one a line, in the order in which they run.
 const TESTS: &str = "tests.txt";
 
-/// Integration tests that stay here: they prove nothing on a GPU that they do not prove here, or need what is not there
-/// (the module's virtual machine, programs at the paths where cargo put them). All others go along.
-const STAY: [&str; 5] = ["copy_alloc", "copy_once", "gdrdrv", "pin_pages", "session_env"];
-const STAY_ENDING: &str = "_cli";
+/// Integration tests that stay here, for they prove nothing on a GPU that they do not prove here, or need the module's
+/// virtual machine. So do those that run cargo's programs, which lie elsewhere there. All others go along.
+const STAY: [&str; 6] = ["copy_alloc", "copy_once", "gdrdrv", "ordering", "pin_pages", "session_env"];
+/// What cargo tells a test about where it put a program.
+const RUNS_PROGRAMS: &str = "CARGO_BIN_EXE_";
 
 /// The proof of the copy engine's targets.
 const BENCH: &str = "limits";
@@ -38,8 +39,12 @@ const MAX_BYTES: u64 = 40 << 20;
 pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<(), String> {
     let package = ["--locked", "--release", "-p", LIBRARY, "--features", "tools,vulkan", "--message-format", "json"];
     let mut messages = capture(log, cargo(["build", "--bins", "--bench", BENCH].into_iter().chain(package)))?;
-    let chosen = workspace.tests.iter().filter(|name| goes_along(name)).flat_map(|name| ["--test", name]);
-    let tests = ["test", "--no-run", "--lib"].into_iter().chain(package).chain(chosen);
+    let mut tests = ["test", "--no-run", "--lib"].into_iter().chain(package).collect::<Vec<_>>();
+    for name in &workspace.tests {
+        if goes_along(workspace, name)? {
+            tests.extend(["--test", name]);
+        }
+    }
     messages.push_str(&capture(log, cargo(tests))?);
     let library = ["--locked", "--release", "-p", C_PACKAGE, "--features", "vulkan", "--message-format", "json"];
     let library = capture(log, cargo(["build"].into_iter().chain(library)))?;
@@ -62,8 +67,30 @@ pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<
     if bytes < MAX_BYTES { Ok(()) } else { Err(format!("the bundle has {bytes} bytes; the limit is {MAX_BYTES}")) }
 }
 
-fn goes_along(test: &str) -> bool {
-    !STAY.contains(&test) && !test.ends_with(STAY_ENDING)
+fn goes_along(workspace: &Workspace, test: &str) -> Result<bool, String> {
+    if STAY.contains(&test) {
+        return Ok(false);
+    }
+    let (folder, file) = (workspace.root.join("tests"), format!("{test}.rs"));
+    let sources = match folder.join(&file) {
+        alone if alone.exists() => vec![alone],
+        _ => {
+            let folder = folder.join(test);
+            let entries =
+                fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at(&folder))?;
+            entries.iter().map(fs::DirEntry::path).filter(|path| path.is_file()).collect()
+        }
+    };
+    for source in sources {
+        if fs::read(&source)
+            .map_err(at(&source))?
+            .windows(RUNS_PROGRAMS.len())
+            .any(|part| part == RUNS_PROGRAMS.as_bytes())
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The executables in cargo's JSON messages, by names without a hash: programs, benches and integration tests have their
@@ -224,16 +251,16 @@ mod tests {
     }
 
     #[test]
-    fn new_tests_go_along_by_themselves() {
-        for name in ["gpu", "contract", "hot_path", "vulkan", "torn_read", "parallel"] {
-            assert!(goes_along(name), "{name}");
-        }
-        for name in ["gdrdrv", "copy_once", "copylat_cli", "pplat_cli"] {
-            assert!(!goes_along(name), "{name}");
-        }
+    fn tests_go_along_unless_they_belong_here() {
         let workspace = Workspace::load().unwrap();
-        let gone = STAY.iter().find(|name| !workspace.tests.iter().any(|test| test == *name));
-        assert_eq!(gone, None, "a test that is no more");
+        let (along, stay): (Vec<&str>, Vec<&str>) =
+            workspace.tests.iter().map(String::as_str).partition(|name| goes_along(&workspace, name).unwrap());
+        for name in ["gpu", "gpu_stale", "contract", "hot_path", "vulkan", "parallel"] {
+            assert!(along.contains(&name), "{along:?}");
+        }
+        for name in STAY.into_iter().chain(["tools_cli"]) {
+            assert!(stay.contains(&name), "{stay:?}");
+        }
         assert!(workspace.root.join(TORCH).exists());
     }
 
