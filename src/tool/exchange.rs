@@ -359,3 +359,133 @@ impl<'a> Exchange<'a> {
         Ok(Outcome { messages, wrong_messages: self.wrong, wrong_words })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::session::Session;
+    use crate::tool::answer::CpuSide;
+
+    /// What an answering side may do.
+    #[derive(Clone, Copy)]
+    enum Fault {
+        /// Never answers.
+        Silent,
+        /// Has ended before the first message.
+        Ended,
+        /// Counts one message more.
+        Miscounts,
+    }
+
+    impl Side for Fault {
+        unsafe fn start(&self, _: Shape, _: Addresses, _: Duration) -> Result<Box<dyn Answering + '_>, Error> {
+            Ok(Box::new(*self))
+        }
+    }
+
+    impl Answering for Fault {
+        fn has_ended(&self) -> Result<bool, Error> {
+            Ok(matches!(self, Self::Ended))
+        }
+
+        fn let_run(&self) {
+            std::thread::yield_now();
+        }
+
+        fn stop(self: Box<Self>) -> Result<Totals, Error> {
+            Ok(Totals { messages: 1, wrong_words: 0 })
+        }
+    }
+
+    fn shape(mode: Mode, bytes: usize, blocks: usize) -> Shape {
+        Shape { mode, bytes, blocks, threads: 32 }
+    }
+
+    /// Runs `check` on an exchange whose flags, data and answers are in emulated GPU memory or in host memory.
+    fn with<R>(
+        side: &dyn Side,
+        shape: Shape,
+        in_gpu: [bool; 3],
+        check: impl FnOnce(Exchange<'_>) -> R,
+    ) -> Result<R, Failure> {
+        let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
+        let buffer = session.alloc(1 << 20).unwrap();
+        let mapping = session.pin(&buffer).unwrap().map().unwrap();
+        let host = SharedHost::new(None, 1 << 20).unwrap();
+        let area = |n: usize, in_gpu| {
+            let start = n << 18;
+            if in_gpu { Area::Device(&mapping, start) } else { Area::Host(&host, start) }
+        };
+        let [flags, data, answers] = [0, 1, 2].map(|n| area(n, in_gpu[n]));
+        let places = Places { flags, data, answers };
+        Exchange::start(side, true, shape, places, Some(Duration::from_millis(200))).map(check)
+    }
+
+    #[test]
+    fn every_receiver_is_served_in_every_mode_and_place() {
+        let side = CpuSide::new();
+        for mode in [Mode::Flag, Mode::Data, Mode::Packets] {
+            for (bytes, blocks) in [(1, 1), (4, 8), (100, 3), (4096, 2)] {
+                for bits in 0..8 {
+                    let in_gpu = [bits & 1 != 0, bits & 2 != 0, bits & 4 != 0];
+                    let outcome = with(&side, shape(mode, bytes, blocks), in_gpu, |mut exchange| {
+                        for _ in 0..10 {
+                            exchange.prepare();
+                            exchange.round().unwrap();
+                        }
+                        exchange.stop().unwrap()
+                    });
+                    let messages = 10 * u64_of(blocks);
+                    let wanted = Outcome { messages, wrong_messages: 0, wrong_words: 0 };
+                    assert_eq!(outcome.unwrap(), wanted, "{mode:?} {bytes} {blocks} {in_gpu:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_byte_is_counted_and_one_past_the_end_is_not() {
+        let side = CpuSide::new();
+        let table =
+            [(Mode::Data, 100, 99, 1), (Mode::Data, 101, 101, 0), (Mode::Data, 64, 0, 1), (Mode::Packets, 64, 17, 1)];
+        for (mode, bytes, at, wrong) in table {
+            let outcome = with(&side, shape(mode, bytes, 1), [true, false, false], |mut exchange| {
+                for number in 1..=5 {
+                    exchange.prepare();
+                    if number == 3 {
+                        exchange.message[at] ^= 0x40;
+                    }
+                    exchange.round().unwrap();
+                }
+                exchange.stop().unwrap()
+            });
+            let wanted = Outcome { messages: 5, wrong_messages: wrong, wrong_words: wrong };
+            assert_eq!(outcome.unwrap(), wanted, "{mode:?}, byte {at} of {bytes}");
+        }
+    }
+
+    #[test]
+    fn no_answer_ends_with_the_reason() {
+        let round = |fault: Fault| {
+            with(&fault, shape(Mode::Flag, 4, 1), [true, true, false], |mut exchange| exchange.round())
+                .unwrap()
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(round(Fault::Silent).contains("no answer to message 1 within") && round(Fault::Silent).contains("-u"));
+        assert!(round(Fault::Ended).contains("ended at message 1"));
+    }
+
+    #[test]
+    fn a_miscount_is_no_outcome() {
+        let stop = with(&Fault::Miscounts, shape(Mode::Flag, 4, 1), [true; 3], |exchange| exchange.stop()).unwrap();
+        assert!(stop.unwrap_err().to_string().contains("0 messages were sent and 1 answered"));
+    }
+
+    #[test]
+    fn areas_that_do_not_fit_are_refused() {
+        let too_large = with(&Fault::Silent, shape(Mode::Data, 1 << 20, 1), [true; 3], |exchange| drop(exchange));
+        assert!(too_large.unwrap_err().to_string().contains("no room"));
+    }
+}

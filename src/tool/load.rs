@@ -40,7 +40,10 @@ impl Load {
         let module = Module::load(ordinal, PTX)?;
         module.kernel(c"load")?;
         let buffer = session.alloc_as(ordinal, BYTES, Allocator::CuMemAlloc)?;
-        Ok(Self { module, buffer, control: PinnedHost::new(ordinal, 4096)? })
+        let load = Self { module, buffer, control: PinnedHost::new(ordinal, 4096)? };
+        // Once for nothing: whatever the driver puts off until a first launch would wait for the kernel it is to run beside.
+        load.launch(Duration::ZERO)?.finish(PATIENCE)?;
+        Ok(load)
     }
 
     /// What it does, in words.
@@ -59,12 +62,7 @@ impl Load {
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().wrapping_add(REPORT).cast()) }
     }
 
-    /// Starts it; returns when it runs. It ends when the returned value is dropped, or by itself after `limit`.
-    ///
-    /// # Errors
-    ///
-    /// What CUDA reports, or that it does not start.
-    pub fn start(&self, limit: Duration) -> Result<Loading<'_>, Failure> {
+    fn launch(&self, limit: Duration) -> Result<Stream<'_>, Error> {
         self.stop_word().store(0, Ordering::Release);
         self.report().store(0, Ordering::Release);
         let kernel: Kernel<'_> = self.module.kernel(c"load")?;
@@ -73,9 +71,18 @@ impl Load {
         let control = self.control.gpu_addr()?.raw();
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let words = [self.buffer.addr().raw(), u64_of(BYTES), control, control + u64_of(REPORT), limit_ns];
-        // SAFETY: the parameter's layout is held to the kernel's by a test; `self` outlives the kernel, which `Loading`
-        // ends, and freeing its memory waits for kernels anyhow.
+        // SAFETY: the parameter's layout is held to the kernel's by a test; freeing the memory waits for the kernel.
         unsafe { kernel.launch(&stream, blocks, THREADS, &words)? };
+        Ok(stream)
+    }
+
+    /// Starts it; returns when it runs. It ends when the returned value is dropped, or by itself after `limit`.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports, or that it does not start.
+    pub fn start(&self, limit: Duration) -> Result<Loading<'_>, Failure> {
+        let stream = self.launch(limit)?;
         let loading = Loading { load: self, stream };
         let started = Instant::now();
         while self.report().load(Ordering::Acquire) == 0 {

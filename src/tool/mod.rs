@@ -30,6 +30,7 @@ mod num;
 pub mod output;
 pub mod outputs;
 pub mod pattern;
+pub mod pplat;
 pub mod report;
 pub mod rig;
 pub mod stats;
