@@ -13,19 +13,25 @@
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
 //! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
 //!   [`interrupt`]: Ctrl-C
+//! - [`answer`] and [`exchange`]: a ping-pong with a kernel, seen from either side; [`echo`]: when the GPU sees a
+//!   write; [`load`]: something else for the GPU to do
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
 
 pub mod ab;
+pub mod answer;
 pub mod apiperf;
 pub mod bench;
 pub mod clock;
 pub mod copybw;
 pub mod copylat;
 pub mod cpu;
+pub mod echo;
+pub mod exchange;
 pub mod fail;
 pub mod flags;
 pub mod host;
 pub mod interrupt;
+pub mod load;
 pub mod measure;
 pub mod method;
 mod num;
@@ -33,6 +39,7 @@ pub mod output;
 pub mod outputs;
 pub mod pattern;
 pub mod plot;
+pub mod pplat;
 pub mod report;
 pub mod rig;
 pub mod series;

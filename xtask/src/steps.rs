@@ -9,7 +9,7 @@ use crate::ci::{Step, Verdict};
 use crate::run::{Log, capture, cargo, command, query, run};
 use crate::vm;
 use crate::workspace::{LIBRARY, Workspace};
-use crate::{abi, bundle, c_programs, instructions, real_clients};
+use crate::{abi, bundle, c_programs, instructions, ptx, real_clients};
 
 type Outcome = Result<Verdict, String>;
 
@@ -32,6 +32,11 @@ pub(crate) const ALL: &[Step] = &[
     Step { name: "docs", about: "cargo doc, warnings are errors", run: docs },
     Step { name: "msrv", about: "cargo check with the oldest promised compiler, where it is installed", run: msrv },
     Step { name: "no C in a plain build", about: "few crates, none of which builds C", run: no_c },
+    Step {
+        name: "ptx",
+        about: "the GPU kernels' PTX belongs to its source; with compiler and assembler from PyPI (65 MB, once) for sm_70 to sm_100",
+        run: ptx::check,
+    },
     Step {
         name: "tools smoke",
         about: "the measuring programs as released, on the emulated backend, their JSON checked",
