@@ -71,6 +71,22 @@ fn a_calibration_makes_a_policy_that_can_be_kept_and_followed() {
     assert_eq!(follows.pin(&buffer).unwrap().map().unwrap().routine().name(), routine);
 }
 
+/// On every backend there is, for it copies with each routine and method of the machine.
+#[test]
+fn every_backend_can_be_calibrated() {
+    subject::each(|subject| {
+        let session = subject.session();
+        let what = Calibration::new().gpu(subject.gpu).time(Duration::from_millis(200)).largest(4096).threads([2]);
+        let policy = session.calibrate(&what, |_| ()).unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+        assert!(policy.mismatches(&session, subject.gpu).unwrap().is_empty(), "{}", subject.name);
+        for direction in DIRECTIONS {
+            let choice = policy.explain(direction, 4096);
+            let has_cuda = choice.candidates().iter().any(|(method, _)| *method == CopyMethod::CudaMemcpy);
+            assert_eq!(has_cuda, cfg!(feature = "cuda") && !subject.is_emulated(), "{}: {choice}", subject.name);
+        }
+    });
+}
+
 #[test]
 fn copies_are_right_on_both_sides_of_a_change_of_routine() {
     let usable: Vec<_> = copy::routines().iter().filter(|routine| routine.is_available()).collect();
