@@ -78,8 +78,8 @@ mod tests {
     #[cfg(feature = "tools")]
     #[test]
     fn the_recorded_table_is_what_the_record_says() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/record/2026-12-01-h200/copylat-compare.json");
-        let record: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let text = include_str!("../../benches/record/2026-12-01-h200/copylat-compare.json");
+        let record: serde_json::Value = serde_json::from_str(text).unwrap();
         let recorded = |direction: &str, method: &str, bytes: usize| {
             let metric = if direction == "h2d" { "sustained" } else { "single" };
             let fits = |row: &&serde_json::Value| {

@@ -19,7 +19,7 @@ const MAX_CALLS: u32 = 1000;
 /// Blocks of each candidate, at each size.
 const MIN_ROUNDS: usize = 5;
 const MAX_ROUNDS: usize = 51;
-/// How long a block waits for workers to wake up.
+/// How long a block waits for workers to wake up, or to fall asleep.
 const PATIENCE: Duration = Duration::from_millis(1);
 const SMALLEST: usize = 64;
 
@@ -200,6 +200,9 @@ pub(super) trait Arm {
     /// Makes ready for a block of calls.
     fn prepare(&mut self) {}
 
+    /// Lets go of what the next candidate may need.
+    fn settle(&mut self) {}
+
     /// Copies between the start of the device memory and so much host memory, with the fences of a plain copy.
     fn copy(&mut self, direction: CopyDirection, host: &mut [u8]) -> Result<()>;
 }
@@ -247,11 +250,13 @@ impl Arm for Together<'_> {
     }
 
     fn prepare(&mut self) {
-        let started = Instant::now();
         self.copier.wake();
-        while self.copier.awake() + 1 < self.copier.threads() && started.elapsed() < PATIENCE {
-            std::hint::spin_loop();
-        }
+        wait_until(|| self.copier.awake() + 1 == self.copier.threads());
+    }
+
+    fn settle(&mut self) {
+        // The workers of the next copier are on the same CPUs.
+        wait_until(|| self.copier.awake() == 0);
     }
 
     #[inline]
@@ -260,6 +265,13 @@ impl Arm for Together<'_> {
             CopyDirection::HostToDevice => self.copier.write(self.mapping, 0, host),
             CopyDirection::DeviceToHost => self.copier.read(self.mapping, 0, host),
         }
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() && started.elapsed() < PATIENCE {
+        std::hint::spin_loop();
     }
 }
 
@@ -291,6 +303,7 @@ fn cell(
                 arm.copy(direction, host)?;
             }
             samples[at].push(begun.elapsed().as_secs_f64() * 1e9 / f64::from(calls[at]));
+            arm.settle();
             mapping.flush()?;
         }
         rounds += 1;
