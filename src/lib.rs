@@ -25,6 +25,7 @@
 //! let mapping = session.pin(&buffer)?.map()?;
 //!
 //! mapping.write(100, b"seen by a kernel")?;   // stored, then SFENCE
+//! mapping.write_value(64, &[1_u64, 2, 3])?;   // a size the compiler knows: the stores are inlined
 //! mapping.publish(256, b"payload", 512, 1u32)?; // whoever sees the flag sees the payload
 //! let answer = mapping.load_u32(512)?;        // one load over the bus
 //! assert_eq!(answer, 1);
@@ -56,7 +57,8 @@
 //!
 //! # Ordering
 //!
-//! Write-combined memory is weakly ordered; the table at [`Mapping`] says what each verb promises.
+//! Write-combined memory is weakly ordered; the table at [`Mapping`] says what each verb promises, and what waiting for the
+//! device takes.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_arch = "x86_64")))]
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
@@ -80,6 +82,7 @@ mod sys;
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub mod tool;
+mod value;
 
 #[doc(hidden)]
 pub use backend::P2pTokens;

@@ -8,10 +8,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 use crate::backend::{AfterFree, MappingType, View};
-use crate::copy::fixed::{self, Inlined};
+use crate::copy::fixed::Inlined;
 use crate::copy::{self, LINE_BYTES, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
@@ -33,24 +31,38 @@ use crate::sys::process::{Owner, wrong_process};
 ///
 /// | verb | promise |
 /// |---|---|
-/// | [`write`](Self::write), [`store_u32`](Self::store_u32), [`store_u64`](Self::store_u64) | stored, then `SFENCE`: what this thread writes later is seen after these bytes |
-/// | [`write_posted`](Self::write_posted), `store_*_posted` | no fence: bytes leave in any order, a partly filled line possibly late |
+/// | [`write`](Self::write), [`write_value`](Self::write_value), [`store_u32`](Self::store_u32), [`store_u64`](Self::store_u64) | stored, then `SFENCE`: what this thread writes later is seen after these bytes |
+/// | [`write_posted`](Self::write_posted), [`write_value_posted`](Self::write_value_posted), `store_*_posted` | no fence: bytes leave in any order, a partly filled line possibly late |
 /// | [`batch`](Self::batch) | posted writes, one `SFENCE` at the end |
 /// | [`publish`](Self::publish) | data, `SFENCE`, flag, `SFENCE`: whoever sees the flag sees the data |
 /// | [`post_line`](Self::post_line) | one 64-byte store, no fence |
-/// | [`read`](Self::read), [`load_u32`](Self::load_u32), [`load_u64`](Self::load_u64) | `MFENCE` before, `LFENCE` after: every byte was fetched after the call began; lines within one call in any order |
+/// | [`read`](Self::read), [`read_value`](Self::read_value), [`load_u32`](Self::load_u32), [`load_u64`](Self::load_u64) | `MFENCE` before, `LFENCE` after: every byte was fetched after the call began; lines within one call in any order |
 /// | [`flush`](Self::flush) | `MFENCE` and a 4-byte load: this thread's earlier writes have arrived at the device |
 ///
+/// # Waiting for the device
+///
+/// Poll with [`load_u32`](Self::load_u32), [`load_u64`](Self::load_u64) or [`read`](Self::read), one call per look. Whole
+/// lines are fetched with streaming loads, which may be answered from a buffer that still holds an earlier look, and pass
+/// each other: the `MFENCE` makes every look a new one, and the `LFENCE` makes what is read after a flag no older than
+/// the flag. One call over flag and data together gives no such order, except within 8 naturally aligned bytes; use two.
+/// Code that polls through [`as_ptr`](Self::as_ptr) needs [`fence::full`](crate::copy::fence::full) before each look and
+/// [`fence::load`](crate::copy::fence::load) between flag and data. Each look is a round trip of the bus,
+/// about a microsecond; a flag that the device writes to host memory is seen without one.
+///
+/// # Sources
+///
 /// Write-combining buffers are drained by `SFENCE` (Intel SDM vol. 3A, 12.3.1); a PCIe read does not pass an earlier
-/// write (PCI Express Base Specification, transaction ordering).
+/// write (PCI Express Base Specification, transaction ordering). A streaming load (MOVNTDQA) may be served by a buffer
+/// filled before, is weakly ordered, and is fenced with `MFENCE` (Intel SDM vol. 1, "Streaming load hint
+/// instruction"; vol. 2, MOVNTDQA).
 pub struct Mapping<'a> {
     base: *mut u8,
     len: usize,
     /// Every access of up to a line at an offset below this is inside.
     line_room: usize,
     /// The routine's.
-    inlined: Inlined,
-    routine: &'static Routine,
+    pub(crate) inlined: Inlined,
+    pub(crate) routine: &'static Routine,
     pub(crate) routines: Routines,
     owner: Owner,
     pub(crate) publish: Publish,
@@ -192,7 +204,9 @@ impl<'a> Mapping<'a> {
     /// Reads `to.len()` bytes from byte `offset`, all fetched from the device after the call began.
     ///
     /// Whole 64-byte lines around the range are read: one round trip of the bus for up to 16 lines or so, at any
-    /// offset.
+    /// offset. `MFENCE` before and `LFENCE` after, so it may be called in a loop to wait for a value, and what the next
+    /// call returns is no older; lines within one call are in no order. A naturally aligned 1, 2, 4 or 8 bytes is one
+    /// load.
     ///
     /// # Errors
     ///
@@ -205,179 +219,6 @@ impl<'a> Mapping<'a> {
         unsafe { self.routines.load(to.len()).load(to, src) };
         fence::load();
         Ok(())
-    }
-
-    /// Stores 4 bytes with one access at an offset where the device address is a multiple of 4, then fences.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` if misaligned; otherwise as [`Mapping::write`].
-    #[inline(always)]
-    pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
-        self.store_u32_posted(offset, value)?;
-        fence::store();
-        Ok(())
-    }
-
-    /// Stores 8 bytes with one access at an offset where the device address is a multiple of 8, then fences.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::store_u32`].
-    #[inline(always)]
-    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
-        self.store_u64_posted(offset, value)?;
-        fence::store();
-        Ok(())
-    }
-
-    /// [`Mapping::store_u32`] without the fence.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::store_u32`].
-    #[inline(always)]
-    pub fn store_u32_posted(&self, offset: usize, value: u32) -> Result<()> {
-        let dst = self.aligned("store_u32", offset, 4)?;
-        // SAFETY: in the live window and aligned.
-        unsafe { copy::store_u32(dst.cast(), value) };
-        Ok(())
-    }
-
-    /// [`Mapping::store_u64`] without the fence.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::store_u32`].
-    #[inline(always)]
-    pub fn store_u64_posted(&self, offset: usize, value: u64) -> Result<()> {
-        let dst = self.aligned("store_u64", offset, 8)?;
-        // SAFETY: in the live window and aligned.
-        unsafe { copy::store_u64(dst.cast(), value) };
-        Ok(())
-    }
-
-    /// Loads 4 bytes with one access at an offset where the device address is a multiple of 4.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` if misaligned; otherwise as [`Mapping::read`].
-    #[inline(always)]
-    pub fn load_u32(&self, offset: usize) -> Result<u32> {
-        let src = self.aligned("load_u32", offset, 4)?;
-        fence::full();
-        // SAFETY: in the live window and aligned.
-        let value = unsafe { copy::load_u32(src.cast()) };
-        fence::load();
-        Ok(value)
-    }
-
-    /// Loads 8 bytes with one access at an offset where the device address is a multiple of 8.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::load_u32`].
-    #[inline(always)]
-    pub fn load_u64(&self, offset: usize) -> Result<u64> {
-        let src = self.aligned("load_u64", offset, 8)?;
-        fence::full();
-        // SAFETY: in the live window and aligned.
-        let value = unsafe { copy::load_u64(src.cast()) };
-        fence::load();
-        Ok(value)
-    }
-
-    /// Writes a value's bytes, each once, then fences (`SFENCE`): [`Mapping::write`] for types without padding.
-    ///
-    /// For a type of 1 to 64 bytes the stores become part of the caller's code, behind the checks: no call, no loop. That
-    /// takes a device address which is a multiple of 8, or of the largest of 1, 2 and 4 that a smaller size holds. At a
-    /// multiple of 64 a value of 64 bytes is stored as [`Mapping::post_line`] stores a line, and 16, 32 and 48 bytes at a
-    /// multiple of 16 go 16 at a time: lay messages out accordingly. At any other address, and for larger types, the value
-    /// is written as [`Mapping::write`] does it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::write`].
-    #[inline(always)]
-    pub fn write_value<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Result<()> {
-        let dst = self.at("write_value", offset, size_of::<T>())?;
-        // SAFETY: `at` proved that the bytes lie in the live window.
-        if unsafe { fixed::store_value(&self.inlined, dst, value) } {
-            fence::store();
-            Ok(())
-        } else {
-            self.store_called(dst, value.as_bytes(), true)
-        }
-    }
-
-    /// [`Mapping::write_value`] without the fence, as [`Mapping::write_posted`] is without it: a value of 64 bytes at a
-    /// multiple of 64 leaves by itself, a smaller one possibly not before a later fence.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::write`].
-    #[inline(always)]
-    pub fn write_value_posted<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Result<()> {
-        let dst = self.at("write_value_posted", offset, size_of::<T>())?;
-        // SAFETY: `at` proved that the bytes lie in the live window.
-        if unsafe { fixed::store_value(&self.inlined, dst, value) } {
-            Ok(())
-        } else {
-            self.store_called(dst, value.as_bytes(), false)
-        }
-    }
-
-    /// What cannot be inlined, as the last thing that a verb does: the inlined part then needs no stack frame.
-    ///
-    /// `dst` is where `from` lies inside the live window.
-    #[cold]
-    #[inline(never)]
-    fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
-        // SAFETY: inside the live window, as the callers of this private function checked; `from` is host memory, which
-        // device memory cannot overlap; a routine in use is available.
-        unsafe { self.routines.store(from.len()).store(dst, from) };
-        if then_fence {
-            fence::store();
-        }
-        Ok(())
-    }
-
-    /// Reads a value: [`Mapping::read`] for types that any bytes make valid.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::read`].
-    #[inline]
-    pub fn read_value<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T> {
-        let mut value = T::new_zeroed();
-        self.read(offset, value.as_mut_bytes())?;
-        Ok(value)
-    }
-
-    /// Stores one whole 64-byte line, without a fence, at an offset where the device address is a multiple of 64.
-    ///
-    /// Where [`Mapping::post_line_is_atomic`] says no, the line still leaves as one packet as a rule, but nothing
-    /// guarantees it; and a reader's four 16-byte loads of one line are four moments in any case. Repeat a sequence
-    /// number in each 16-byte part.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` if misaligned; otherwise as [`Mapping::write`].
-    #[inline(always)]
-    pub fn post_line(&self, offset: usize, line: &[u8; 64]) -> Result<()> {
-        let dst = self.aligned("post_line", offset, 64)?;
-        // SAFETY: in the live window and 64-byte aligned.
-        if unsafe { fixed::store_line(&self.inlined, dst, line.as_ptr()) } {
-            Ok(())
-        } else {
-            self.store_called(dst, line, false)
-        }
-    }
-
-    /// Whether the processor guarantees that [`Mapping::post_line`] is one write: with MOVDIR64B (Intel SDM vol. 2).
-    #[must_use]
-    pub fn post_line_is_atomic(&self) -> bool {
-        self.routine.post_line_is_atomic()
     }
 
     /// Returns once this thread's earlier writes through this mapping have arrived at the device: `MFENCE`, then one

@@ -48,6 +48,10 @@
 //! partial one as up to eight (Intel SDM volume 3, "Write combining (WC) memory type"). Parts of a line are ordinary
 //! stores, which such memory combines just as well.
 //!
+//! [`Routine::store_value`] and [`Routine::post_line`] are inlined into the caller instead: 8 bytes at a time, 16 where the
+//! value has 16, 32 or 48, and a whole line at once with `avx512` and `movdir64b`, as four times 16 non-temporal bytes with
+//! `sse41` and `avx2`.
+//!
 //! # What every routine promises
 //!
 //! - Device memory is touched by inline assembly alone, never through a reference. Concurrent copies of the same bytes,
@@ -69,8 +73,11 @@
 //! |---|---|
 //! | a flag arrives after the data | store data, [`fence::store`], store flag, [`fence::store`] |
 //! | a partly filled line leaves now | [`fence::store`] |
-//! | a load fetches afresh | [`fence::full`], then load |
+//! | a load fetches afresh, as each look of a poll has to | [`fence::full`], then load |
 //! | a second load is not older than a first | first, [`fence::load`], second |
+//!
+//! Fill buffers are the reason for the third: a line that a non-temporal load fetched may answer the next such load of it
+//! too, however old it is by then (Intel SDM volume 2, MOVNTDQA).
 //!
 //! A fence costs as long as the write-combining buffers take to drain, far more than the stores themselves. Share one
 //! among many stores where nothing needs to be ordered in between.
@@ -82,13 +89,15 @@ pub(crate) mod fixed;
 mod kernel;
 mod parallel;
 mod plan;
+mod routine;
 mod scalar;
 #[cfg(test)]
 mod tests;
 mod x86_64;
 
 pub(crate) use kernel::scalar_routine;
-pub use kernel::{Routine, by_name, preferred, routines};
+pub use kernel::{by_name, preferred, routines};
 pub use parallel::{ParallelCopier, ParallelCopierBuilder};
 pub(crate) use plan::LINE_BYTES;
+pub use routine::Routine;
 pub use scalar::{load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64};

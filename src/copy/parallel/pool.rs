@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use super::super::Routine;
 use super::super::fence;
-use super::super::kernel::Routine;
 use crate::sys::num::usize_of;
 
 /// A share of a copy. The pointers are the caller's, who waits until the share is done.

@@ -100,6 +100,9 @@ impl Leaf for Avx2 {
                 lines -= $count;
             };
         }
+        // Eight lines fill the registers. Nothing here waits for what is loaded, so the loads of the next block go out
+        // before the stores of this one: 16 lines are 72 instructions, and the smallest reorder buffer beside AVX2 holds
+        // 192 (Haswell; Intel optimization manual).
         while lines >= 8 {
             load!(8);
         }

@@ -92,6 +92,7 @@ impl Leaf for Sse41 {
                 lines -= $count;
             };
         }
+        // Four lines fill the registers; the loads of the blocks that follow go out meanwhile, as with AVX2.
         while lines >= 4 {
             load!(4);
         }
