@@ -97,11 +97,12 @@ mod tests {
     fn a_thread_moves_away_where_it_can() {
         std::thread::spawn(|| {
             let all = allowed().unwrap();
-            move_away(&all, all.0[0]).unwrap();
+            let first = all.iter().next().unwrap();
+            move_away(&all, first).unwrap();
             let left = allowed().unwrap();
-            assert_eq!(left.contains(all.0[0]), all.0.len() == 1, "{left}");
-            move_away(&CpuList(vec![all.0[0]]), all.0[0]).unwrap();
-            assert_eq!(allowed().unwrap(), CpuList(vec![all.0[0]]), "there is no other");
+            assert_eq!(left.contains(first), all.len() == 1, "{left}");
+            move_away(&CpuList::from_iter([first]), first).unwrap();
+            assert_eq!(allowed().unwrap(), CpuList::from_iter([first]), "there is no other");
         })
         .join()
         .unwrap();
