@@ -10,7 +10,7 @@ use crate::tool::exchange::bytes_of;
 use crate::tool::fail::Failure;
 use crate::tool::flags::{self, Values, size_in_words};
 use crate::tool::measure::Amount;
-use crate::tool::outputs::Outputs;
+use crate::tool::outputs::{Outputs, PlotFlag};
 use crate::tool::rig::Common;
 
 /// Rounds of a row, unless the user names another number, and the time for them.
@@ -85,6 +85,9 @@ pub(super) struct Args {
 
     #[command(flatten)]
     pub(super) outputs: Outputs,
+
+    #[command(flatten)]
+    pub(super) plot: PlotFlag,
 }
 
 /// Modes as `-m` takes them.
@@ -162,7 +165,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Puts modes, sizes and places together.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
-        args.outputs.check()?;
+        args.outputs.check(Some(&args.plot))?;
         let sizes = match (args.size, &args.sizes) {
             (Some(size), _) => vec![size],
             (None, Some(sizes)) => sizes.0.clone(),
