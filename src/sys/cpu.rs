@@ -115,13 +115,20 @@ pub(crate) fn allowed() -> Option<CpuList> {
 
 /// Keeps the calling thread on `cpu`, as far as its cpuset has it.
 pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
+    keep_on(&[cpu].into_iter().collect())
+}
+
+/// Keeps the calling thread on these CPUs, as far as its cpuset has them.
+pub(crate) fn keep_on(cpus: &CpuList) -> io::Result<()> {
     // SAFETY: as in `allowed`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: sets one bit of `set`, whose size was checked above.
-    unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    for cpu in cpus.iter() {
+        if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: sets one bit of `set`, whose size was checked above.
+        unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    }
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),

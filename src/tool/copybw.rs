@@ -134,7 +134,7 @@ impl Plan {
             largest: usize_of(sizes.largest()),
         };
         terms.check()?;
-        args.outputs.check(Some(&args.plot))?;
+        args.outputs.check_with(&args.plot)?;
         let places = sizes.0.iter().map(|&size| (usize_of(offset), usize_of(size))).collect();
         Ok(Self { buffer: usize_of(buffer), places, terms })
     }

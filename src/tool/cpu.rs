@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "fences and CLFLUSH")]
 
 use std::arch::asm;
+use std::io;
 
 use super::fail::Failure;
 pub use crate::CpuList;
@@ -21,6 +22,27 @@ pub fn current() -> Option<u32> {
 #[must_use]
 pub fn allowed() -> Option<CpuList> {
     system::allowed()
+}
+
+/// Moves the calling thread to `cpu`, and leaves it free to run, and to start threads, where it could before.
+///
+/// # Errors
+///
+/// What the system reports.
+pub fn visit(cpu: u32) -> io::Result<()> {
+    let free = allowed();
+    system::pin_to(cpu)?;
+    free.map_or(Ok(()), |free| system::keep_on(&free))
+}
+
+/// Lets the calling thread run on any of `cpus` but `taken`, or on all of them if that leaves none.
+///
+/// # Errors
+///
+/// What the system reports.
+pub fn move_away(cpus: &CpuList, taken: u32) -> io::Result<()> {
+    let others: CpuList = cpus.iter().filter(|&cpu| cpu != taken).collect();
+    system::keep_on(if others.is_empty() { cpus } else { &others })
 }
 
 /// Keeps the calling thread on `cpu`.
@@ -66,6 +88,22 @@ mod tests {
             pin_to(cpu).unwrap();
             assert_eq!(current(), Some(cpu));
             assert_eq!(allowed().unwrap(), CpuList::from_iter([cpu]));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_moves_away_where_it_can() {
+        std::thread::spawn(|| {
+            let all = allowed().unwrap();
+            let first: CpuList = all.iter().take(1).collect();
+            let taken = first.iter().next().unwrap();
+            move_away(&all, taken).unwrap();
+            let left = allowed().unwrap();
+            assert_eq!(left.contains(taken), all.len() == 1, "{left}");
+            move_away(&first, taken).unwrap();
+            assert_eq!(allowed().unwrap(), first, "there is no other");
         })
         .join()
         .unwrap();

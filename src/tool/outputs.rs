@@ -51,11 +51,19 @@ impl Outputs {
     /// # Errors
     ///
     /// More than one of the targets is `-`.
-    pub fn check(&self, plot: Option<&PlotFlag>) -> Result<(), Failure> {
-        let plot = plot.and_then(|flag| flag.plot.as_ref());
-        let named = [("--json", self.json.as_ref()), ("--csv", self.csv.as_ref()), ("--plot", plot)];
-        let on_stdout = |(flag, path): &(&'static str, Option<&PathBuf>)| {
-            path.is_some_and(|path| path.as_os_str() == "-").then_some(*flag)
+    pub fn check(&self) -> Result<(), Failure> {
+        self.check_with(&PlotFlag::default())
+    }
+
+    /// [`Outputs::check`] for a program that draws.
+    ///
+    /// # Errors
+    ///
+    /// As [`Outputs::check`].
+    pub fn check_with(&self, plot: &PlotFlag) -> Result<(), Failure> {
+        let named = [("--json", &self.json), ("--csv", &self.csv), ("--plot", &plot.plot)];
+        let on_stdout = |(flag, path): &(&'static str, &Option<PathBuf>)| {
+            path.as_ref().is_some_and(|path| path.as_os_str() == "-").then_some(*flag)
         };
         match named.iter().filter_map(on_stdout).collect::<Vec<_>>()[..] {
             [first, second, ..] => Err(Failure::usage(format!(
@@ -80,7 +88,7 @@ impl Outputs {
     ///
     /// As [`Outputs::open`].
     pub fn open_with(&self, plot: &PlotFlag) -> Result<Sinks, Failure> {
-        self.check(Some(plot))?;
+        self.check_with(plot)?;
         let open = |path: &Option<PathBuf>| path.as_deref().map(Target::open).transpose();
         let (json, csv, plot) = (open(&self.json)?, open(&self.csv)?, open(&plot.plot)?);
         let screen = Screen::beside(json.iter().chain(&csv).chain(&plot));

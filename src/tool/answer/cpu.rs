@@ -46,9 +46,9 @@ impl Side for CpuSide {
         let thread = thread::Builder::new()
             .name("emulated GPU".to_owned())
             .spawn(move || {
-                // Sharing one with the other side is slow, not wrong.
-                if let Some(cpu) = cpus.and_then(|cpus| cpus.iter().find(|&cpu| Some(cpu) != taken)) {
-                    let _ = cpu::pin_to(cpu);
+                if let Some((cpus, taken)) = cpus.zip(taken) {
+                    // Sharing one with the other side is slow, not wrong.
+                    let _ = cpu::move_away(&cpus, taken);
                 }
                 job.run()
             })

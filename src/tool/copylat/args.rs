@@ -130,7 +130,7 @@ impl Plan {
             largest: usize_of(sizes.largest()),
         };
         terms.check()?;
-        args.outputs.check(Some(&args.plot))?;
+        args.outputs.check_with(&args.plot)?;
         let places =
             offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
         Ok(Self {

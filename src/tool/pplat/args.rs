@@ -165,7 +165,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Puts modes, sizes and places together.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
-        args.outputs.check(Some(&args.plot))?;
+        args.outputs.check_with(&args.plot)?;
         let sizes = match (args.size, &args.sizes) {
             (Some(size), _) => vec![size],
             (None, Some(sizes)) => sizes.0.clone(),
