@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     sizes: Option<Values>,
 
-    /// CUDA blocks; a round takes a message to and an answer from each
+    /// CUDA blocks; a round is a message to each and its answer
     #[arg(short = 'B', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     blocks: u32,
 
