@@ -26,5 +26,6 @@ pub mod outputs;
 pub mod pattern;
 pub mod report;
 pub mod rig;
+pub mod sanity;
 pub mod stats;
 pub mod table;
