@@ -72,7 +72,7 @@ pub(super) fn dying_of(signal: i32, because: impl Into<String>) {
     say(&Word::DyingOf { signal, because: because.into() });
 }
 
-pub(super) fn introduce(session: &Session) {
+pub(in crate::tool) fn introduce(session: &Session) {
     let gib = |bytes: u64| f64_of(bytes) / f64_of(1 << 30);
     let gpus = session.gpus().unwrap_or_default().into_iter().map(|gpu| Gpu {
         name: gpu.name,

@@ -1,7 +1,8 @@
 //! What is written is what the device has, and the other way round.
 
 use crate::copy;
-use crate::tool::sanity::bench::{Bench, Mapped, Step, Stop, downloaded, ensure, filled, same};
+use crate::sys::num::u64_of;
+use crate::tool::sanity::bench::{Bench, Mapped, Step, Stop, downloaded, ensure, filled, same, waived};
 use crate::tool::sanity::voice;
 
 const BYTES: usize = 70_000;
@@ -172,6 +173,9 @@ pub(crate) fn data_large(bench: &Bench) -> Step {
     const PIECE: usize = 4 << 20;
 
     let session = bench.open()?;
+    if let Some(bar1) = bench.info(&session)?.bar1.filter(|bar1| bar1.total_bytes < 2 * u64_of(LARGE)) {
+        return waived(session.backend(), &format!("a BAR1 of {} bytes has no room for 256 MiB", bar1.total_bytes));
+    }
     let Mapped { mapping, pinned, buffer } = bench.mapped(&session, LARGE, 1)?;
     let out = filled(LARGE, 2);
     for (number, piece) in out.chunks(PIECE).enumerate() {
