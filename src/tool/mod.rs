@@ -15,6 +15,7 @@
 pub mod clock;
 pub mod copylat;
 pub mod cpu;
+pub mod doctor;
 pub mod fail;
 pub mod flags;
 pub mod host;
