@@ -6,13 +6,19 @@
 //!   go, from theirs
 //! - [`clock`] and [`stats`]: how a time is taken and what becomes of many of them
 //! - [`measure`]: the two timed loops (back to back, one by one)
-//! - [`report`], [`table`], [`output`]: one set of results, three forms, and where they go
+//! - [`method`], [`bench`], [`series`]: the ways of copying, the measurement of one row, a table of them
+//! - [`report`], [`table`], [`plot`], [`output`]: one set of results, its forms, and where they go; [`verdict`]: what they
+//!   amount to
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
 //! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
 //!   [`interrupt`]: Ctrl-C
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
+//! - [`sanity`], [`doctor`]: whether it works here, and why not
 
+pub mod apiperf;
+pub mod bench;
 pub mod clock;
+pub mod copybw;
 pub mod copylat;
 pub mod cpu;
 pub mod doctor;
@@ -21,12 +27,16 @@ pub mod flags;
 pub mod host;
 pub mod interrupt;
 pub mod measure;
+pub mod method;
 mod num;
 pub mod output;
 pub mod outputs;
 pub mod pattern;
+pub mod plot;
 pub mod report;
 pub mod rig;
 pub mod sanity;
+pub mod series;
 pub mod stats;
 pub mod table;
+pub mod verdict;
