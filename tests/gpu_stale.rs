@@ -30,6 +30,7 @@ mod common {
     pub(crate) mod stale_probe;
     pub(crate) mod stale_process;
     pub(crate) mod stale_round;
+    #[path = "../../src/tool/sanity/socket.rs"]
     pub(crate) mod stale_socket;
 }
 

@@ -103,6 +103,18 @@ impl Nvml {
         Some(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
+    /// The CUDA version that the driver supports, major and minor.
+    #[cfg(feature = "tools")]
+    pub(crate) fn cuda_version(&self) -> Option<(u32, u32)> {
+        type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
+        let ask = self.symbol::<Ask>(c"nvmlSystemGetCudaDriverVersion_v2")?;
+        let mut version = 0;
+        // SAFETY: the place outlives the call.
+        let code = unsafe { ask(&mut version) };
+        let version = u32::try_from(version).ok().filter(|_| code == 0)?;
+        Some((version / 1000, version % 1000 / 10))
+    }
+
     /// Whether the machine's GPUs run in confidential-computing mode.
     pub(crate) fn confidential(&self) -> bool {
         type Ask = unsafe extern "C" fn(*mut ConfidentialState) -> c_int;

@@ -157,6 +157,12 @@ impl Module {
         Ok(module)
     }
 
+    /// The node as another process opened it, which the module answers with EACCES whatever it is asked.
+    #[cfg(feature = "tools")]
+    pub(crate) fn of_another_process(file: File) -> Self {
+        Self { file, version: OURS, persistent: false }
+    }
+
     pub(crate) fn version(&self) -> Version {
         self.version
     }

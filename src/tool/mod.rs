@@ -16,6 +16,7 @@
 //! - [`answer`] and [`exchange`]: a ping-pong with a kernel, seen from either side; [`echo`]: when the GPU sees a
 //!   write; [`load`]: something else for the GPU to do
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
+//! - [`sanity`], [`doctor`]: whether it works here, and why not
 
 pub mod ab;
 pub mod answer;
@@ -25,6 +26,7 @@ pub mod clock;
 pub mod copybw;
 pub mod copylat;
 pub mod cpu;
+pub mod doctor;
 pub mod echo;
 pub mod exchange;
 pub mod fail;
@@ -42,6 +44,7 @@ pub mod plot;
 pub mod pplat;
 pub mod report;
 pub mod rig;
+pub mod sanity;
 pub mod series;
 pub mod stats;
 pub mod table;

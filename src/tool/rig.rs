@@ -77,12 +77,12 @@ fn allocator(text: &str) -> Result<Allocator, String> {
     text.parse().map_err(|error| hint(&error))
 }
 
-fn backend(text: &str) -> Result<BackendKind, String> {
+pub(super) fn backend(text: &str) -> Result<BackendKind, String> {
     text.parse().map_err(|error| hint(&error))
 }
 
 /// A name that exists. Whether this CPU can run the routine is for the session to say.
-fn routine(text: &str) -> Result<String, String> {
+pub(super) fn routine(text: &str) -> Result<String, String> {
     match copy::by_name(text) {
         Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(hint(&error)),
         _ => Ok(text.to_owned()),

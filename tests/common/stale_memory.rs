@@ -1,13 +1,13 @@
 //! Device memory in which every word says whose it is, and how processes without CUDA come by it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use gdrcopy::{BackendKind, DeviceBuffer, DeviceRange, Mapping, PciAddress, Pinned, RmLevel, Session};
 
 use crate::common::stale_process::Shared;
-use crate::common::stale_socket::{pair, receive, send, writable};
+use crate::common::stale_socket::{pair, receive, send};
 
 /// Bytes of every exported buffer: what `cuMemCreate` gives at least.
 pub(crate) const BUFFER: usize = 2 << 20;
@@ -297,4 +297,12 @@ pub(crate) fn prove_tags(memory: &Memory) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether a message can be sent at once.
+fn writable(to: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: to.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one structure, which outlives the call.
+    let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+    ready == 1 && poll.revents & libc::POLLOUT != 0
 }

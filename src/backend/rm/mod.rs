@@ -23,7 +23,7 @@ use crate::sys::num::{u64_of, usize_of};
 mod atlas;
 mod ipc;
 mod node;
-mod policy;
+pub(crate) mod policy;
 mod prove;
 mod view;
 

@@ -7,12 +7,12 @@ use std::path::Path;
 use crate::backend::RmLevel;
 use crate::error::{Error, ErrorKind, Result};
 
-pub(super) const FILE: &str = "/etc/gdrcopy.conf";
+pub(crate) const FILE: &str = "/etc/gdrcopy.conf";
 
 /// The highest level the file allows; `None` without a file, or without a word on it.
 ///
 /// A file that cannot be trusted or understood is an error rather than no limit.
-pub(super) fn cap(path: &Path, owner: u32) -> Result<Option<RmLevel>> {
+pub(crate) fn cap(path: &Path, owner: u32) -> Result<Option<RmLevel>> {
     let refuse = |cause: String| {
         Error::new("open", ErrorKind::PermissionDenied, cause).remedy("ask the administrator to correct the file")
     };
