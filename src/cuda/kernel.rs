@@ -9,8 +9,6 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use zerocopy::{Immutable, IntoBytes};
-
 use super::context::{Device, Primary};
 use super::driver::{Driver, Handle, NOT_READY, SUCCESS};
 use crate::error::{Error, ErrorKind, Result};
@@ -175,18 +173,12 @@ impl Kernel<'_> {
     ///
     /// # Safety
     ///
-    /// - `A` is laid out as the kernel's one parameter;
+    /// - `parameter` is the kernel's one parameter: a structure of nothing but 64-bit words;
     /// - what its addresses lead to stays allocated until [`Stream::finish`] says that the kernel has ended.
-    pub unsafe fn launch<A: IntoBytes + Immutable>(
-        &self,
-        stream: &Stream<'_>,
-        blocks: u32,
-        threads: u32,
-        argument: &A,
-    ) -> Result<()> {
+    pub unsafe fn launch(&self, stream: &Stream<'_>, blocks: u32, threads: u32, parameter: &[u64]) -> Result<()> {
         let driver = self.module.primary.device.driver;
         let _entered = self.module.primary.enter()?;
-        let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+        let mut parameters = [parameter.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: a live function and stream; the one parameter is copied during the call, and its layout and
         // addresses are the caller's duty.
         let code = unsafe {

@@ -84,16 +84,28 @@ pub fn allowed() -> Option<CpuList> {
     Some(CpuList((0..libc::CPU_SETSIZE.unsigned_abs()).filter(member).collect()))
 }
 
-fn set_affinity(cpu: u32) -> io::Result<()> {
+fn set_affinity(cpus: &[u32]) -> io::Result<()> {
     // SAFETY: as in `allowed`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: sets one bit of `set`, or panics by the slice's own bounds check; `pin_to` refuses such numbers.
-    unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    for &cpu in cpus {
+        // SAFETY: sets one bit of `set`, or panics by the slice's own bounds check; callers refuse such numbers.
+        unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    }
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Lets the calling thread run on any of `cpus` but `taken`, or on all of them if that leaves none.
+///
+/// # Errors
+///
+/// What the system reports.
+pub fn move_away(cpus: &CpuList, taken: u32) -> io::Result<()> {
+    let others: Vec<u32> = cpus.0.iter().copied().filter(|&cpu| cpu != taken).collect();
+    set_affinity(if others.is_empty() { &cpus.0 } else { &others })
 }
 
 /// Keeps the calling thread on `cpu`.
@@ -103,7 +115,7 @@ fn set_affinity(cpu: u32) -> io::Result<()> {
 /// The machine has no such CPU, or this process may not use it.
 pub fn pin_to(cpu: u32) -> Result<(), Failure> {
     let pinned = if cpu < libc::CPU_SETSIZE.unsigned_abs() {
-        set_affinity(cpu)
+        set_affinity(&[cpu])
     } else {
         Err(io::Error::from_raw_os_error(libc::EINVAL))
     };
@@ -167,6 +179,20 @@ mod tests {
             pin_to(cpu).unwrap();
             assert_eq!(current(), Some(cpu));
             assert_eq!(allowed().unwrap(), CpuList(vec![cpu]));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_moves_away_where_it_can() {
+        std::thread::spawn(|| {
+            let all = allowed().unwrap();
+            move_away(&all, all.0[0]).unwrap();
+            let left = allowed().unwrap();
+            assert_eq!(left.contains(all.0[0]), all.0.len() == 1, "{left}");
+            move_away(&CpuList(vec![all.0[0]]), all.0[0]).unwrap();
+            assert_eq!(allowed().unwrap(), CpuList(vec![all.0[0]]), "there is no other");
         })
         .join()
         .unwrap();

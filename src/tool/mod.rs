@@ -10,20 +10,27 @@
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
 //! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
 //!   [`interrupt`]: Ctrl-C
+//! - [`answer`] and [`exchange`]: a ping-pong with a kernel, seen from either side; [`echo`]: when the GPU sees a
+//!   write; [`load`]: something else for the GPU to do
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
 
+pub mod answer;
 pub mod clock;
 pub mod copylat;
 pub mod cpu;
+pub mod echo;
+pub mod exchange;
 pub mod fail;
 pub mod flags;
 pub mod host;
 pub mod interrupt;
+pub mod load;
 pub mod measure;
 mod num;
 pub mod output;
 pub mod outputs;
 pub mod pattern;
+pub mod pplat;
 pub mod report;
 pub mod rig;
 pub mod stats;

@@ -51,7 +51,7 @@ impl Table {
 }
 
 /// A time: tenths below a microsecond, whole nanoseconds above.
-fn nanoseconds(ns: f64) -> String {
+pub(crate) fn nanoseconds(ns: f64) -> String {
     if ns < 999.95 { format!("{ns:.1}") } else { u64_of_f64(ns).to_string() }
 }
 
