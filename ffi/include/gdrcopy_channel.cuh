@@ -29,7 +29,7 @@
  * r, r + R, r + 2 R, .. for gdrc_recv_own_lines, one line for each lane; the functions for messages are for R = 1.
  *
  * End. Waiting ends when the CPU drops the channel or asks the kernel to stop, or limit_ns after gdrc_open, whichever is
- * first; functions then return 0 or a negative number, and the kernel must call gdrc_close and return.
+ * first; functions then return 0 or a negative number, and the warp must call gdrc_close and return.
  */
 #ifndef GDRCOPY_CHANNEL_CUH
 #define GDRCOPY_CHANNEL_CUH
@@ -44,7 +44,7 @@ typedef struct gdrc_channel {
     gdrc_u64 out_ring;   /* host memory: lines to the CPU */
     gdrc_u64 out_credit; /* GPU memory, u32: number of the first line that the CPU has not consumed */
     gdrc_u64 stop;       /* host memory, u32: not 0 asks the kernel to end */
-    gdrc_u64 state;      /* host memory, u32: a gdrc_state */
+    gdrc_u64 state;      /* host memory, a u32 for each reader: a gdrc_state */
     gdrc_u64 limit_ns;   /* a kernel ends by itself this long after gdrc_open */
     gdrc_u32 in_lines;   /* a power of two, as is out_lines */
     gdrc_u32 in_start;   /* number of the first line */
@@ -264,7 +264,7 @@ GDRC_FN void gdrc_yield(void)
 
 /* --- Life ------------------------------------------------------------------------------------------------------------ */
 
-/* Takes reader `reader`'s place. Reader 0 also reports that the kernel runs. */
+/* Takes reader `reader`'s place, and reports that it runs. */
 GDRC_FN void gdrc_open(gdrc_port *port, const gdrc_channel *channel, gdrc_u32 reader)
 {
     port->channel = *channel;
@@ -276,17 +276,17 @@ GDRC_FN void gdrc_open(gdrc_port *port, const gdrc_channel *channel, gdrc_u32 re
     port->out_limit = channel->out_start + channel->out_lines;
     port->looks = 0;
     port->started_ns = gdrc_now_ns();
-    if (reader == 0 && gdrc_lane() == 0)
-        gdrc_store_u32(channel->state, GDRC_RUNNING);
+    if (gdrc_lane() == 0)
+        gdrc_store_u32(channel->state + 4ull * reader, GDRC_RUNNING);
 }
 
-/* Reports, by reader 0, that the kernel answers no more. All it sent is there when the CPU learns of it. */
+/* Reports that this reader does no more. All it sent is there when the CPU learns of it. */
 GDRC_FN void gdrc_close(gdrc_port *port)
 {
     gdrc_sync_warp();
-    if (port->reader == 0 && gdrc_lane() == 0) {
+    if (gdrc_lane() == 0) {
         gdrc_fence();
-        gdrc_store_u32(port->channel.state, GDRC_ENDED);
+        gdrc_store_u32(port->channel.state + 4ull * port->reader, GDRC_ENDED);
     }
 }
 

@@ -39,7 +39,7 @@ pub struct DeviceChannel {
     pub out_credit: u64,
     /// Host memory, `u32`: not 0 asks the kernel to end.
     pub stop: u64,
-    /// Host memory, `u32`: 1 once the kernel runs, 2 when it has ended.
+    /// Host memory, a `u32` for each reader: 1 once it runs, 2 when it has ended.
     pub state: u64,
     /// A kernel ends by itself this many nanoseconds after its start.
     pub limit_ns: u64,

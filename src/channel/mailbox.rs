@@ -82,6 +82,12 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
         self.sender.stop();
     }
 
+    /// Whether the kernel has reported that it runs (or, since then, that it ended).
+    #[must_use]
+    pub fn kernel_has_started(&self) -> bool {
+        self.sender.kernel_has_started()
+    }
+
     /// Answers that are owed to calls which timed out, and will be dropped.
     #[must_use]
     pub fn late_answers(&self) -> u64 {

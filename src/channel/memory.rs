@@ -74,16 +74,16 @@ pub(super) struct HostPlan {
     pub(super) bytes: usize,
 }
 
-/// Line 0: the stop word. Line 1: the state.
-const STATE_AT: usize = LINE;
-const CREDITS_AT: usize = 2 * LINE;
+/// Line 0: the stop word. Then a state for each reader.
+const STATES_AT: usize = LINE;
 /// In GPU memory: line 0 is the credit for the ring to the CPU.
 const FAR_RING_AT: usize = 2 * LINE;
 
 impl HostPlan {
     pub(super) fn new(asked: &Asked) -> Self {
-        let credits = CREDITS_AT;
-        let ring = (credits + 4 * usize_of(u64::from(asked.readers))).next_multiple_of(2 * LINE);
+        let words = (4 * usize_of(u64::from(asked.readers))).next_multiple_of(LINE);
+        let credits = STATES_AT + words;
+        let ring = (credits + words).next_multiple_of(2 * LINE);
         let far = ring + usize_of(u64::from(asked.out_lines)) * LINE;
         let bytes = if asked.far_in_host { far + asked.far_bytes() } else { far };
         Self { credits, ring, far, bytes }
@@ -186,7 +186,7 @@ impl Shared {
             out_ring: near + u64_of(plan.ring),
             out_credit: far_addr,
             stop: near,
-            state: near + u64_of(STATE_AT),
+            state: near + u64_of(STATES_AT),
             limit_ns: asked.limit_ns,
             in_lines: asked.in_lines,
             in_start: asked.in_start,
@@ -258,15 +258,19 @@ impl Shared {
         self.host_word(self.plan.credits + 4 * usize_of(u64::from(reader))).load(Ordering::Acquire)
     }
 
-    /// Whether the kernel has reported its end.
-    #[inline]
-    pub(super) fn is_gone(&self) -> bool {
-        self.host_word(STATE_AT).load(Ordering::Acquire) == ENDED
+    fn states(&self) -> impl Iterator<Item = u32> {
+        let word = |reader: u32| self.host_word(STATES_AT + 4 * usize_of(u64::from(reader)));
+        (0..self.device.readers).map(move |reader| word(reader).load(Ordering::Acquire))
     }
 
-    /// Whether the kernel has reported that it runs, or has ended since.
+    /// Whether every reader has reported its end.
+    pub(super) fn is_gone(&self) -> bool {
+        self.states().all(|state| state == ENDED)
+    }
+
+    /// Whether every reader has reported that it runs, or has ended since.
     pub(super) fn has_started(&self) -> bool {
-        self.host_word(STATE_AT).load(Ordering::Acquire) != 0
+        self.states().all(|state| state != 0)
     }
 
     /// Asks the kernel to end.

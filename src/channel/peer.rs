@@ -57,15 +57,17 @@ impl Port {
             looks: 0,
             started: Instant::now(),
         };
-        if reader == 0 {
-            port.word(channel.state).store(RUNNING, Ordering::Relaxed);
-        }
+        port.state().store(RUNNING, Ordering::Relaxed);
         port
     }
 
     fn word(&self, addr: u64) -> &AtomicU32 {
         // SAFETY: an aligned word of the channel, which lives longer than the port by the duty of `open`.
         unsafe { AtomicU32::from_ptr(pointer(addr).cast()) }
+    }
+
+    fn state(&self) -> &AtomicU32 {
+        self.word(self.channel.state + 4 * u64::from(self.reader))
     }
 
     /// `gdrc_is_over`, sooner: a thread of few has time.
@@ -193,9 +195,7 @@ impl Port {
 /// `gdrc_close`.
 impl Drop for Port {
     fn drop(&mut self) {
-        if self.reader == 0 {
-            self.word(self.channel.state).store(ENDED, Ordering::Release);
-        }
+        self.state().store(ENDED, Ordering::Release);
     }
 }
 

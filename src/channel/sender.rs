@@ -46,13 +46,13 @@ impl Sender {
         self.shared.stop();
     }
 
-    /// Whether the kernel has reported that it runs (or, since then, that it ended).
+    /// Whether every reader in the kernel has reported that it runs (or, since then, that it ended).
     #[must_use]
     pub fn kernel_has_started(&self) -> bool {
         self.shared.has_started()
     }
 
-    /// Whether the kernel has reported its end.
+    /// Whether every reader in the kernel has reported its end.
     #[must_use]
     pub fn kernel_has_ended(&self) -> bool {
         self.shared.is_gone()

@@ -150,7 +150,7 @@ impl Peer {
         let at = std::ptr::from_ref(&reports[0]).expose_provenance();
         if let Self::Header(library) = self {
             let at = u64::try_from(at).unwrap();
-            return library.run::<12>(c"sink", reader, joined(channel.to_words(), [count, at]));
+            return library.run::<13>(c"sink", reader, joined(channel.to_words(), [count, at, u64::MAX]));
         }
         // SAFETY: tests keep the channel until the thread has ended.
         let mut port = unsafe { Port::open(channel, reader) };
