@@ -110,21 +110,25 @@ impl Reports {
 
 // --- Round trips ---------------------------------------------------------------------------------------------------------
 
-/// A mailbox with a kernel behind it.
+/// A mailbox, and the kernel behind it once it is started.
 struct Asked<'m, Req, Resp> {
     mailbox: Mailbox<Req, Resp>,
-    stream: Stream<'m>,
+    stream: Option<Stream<'m>>,
     samples: Samples,
 }
 
 impl<'m, Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Asked<'m, Req, Resp> {
-    fn new(session: &Session, module: &'m Module, builder: ChannelBuilder, delay_ns: u64) -> Self {
+    /// Allocates, which is done before any kernel runs.
+    fn open(session: &Session, builder: ChannelBuilder) -> Self {
         let (sender, receiver) = builder.open(session).unwrap();
-        let state = sender.device();
-        let mailbox = Mailbox::<Req, Resp>::new(sender, receiver).unwrap();
-        let lines = u64::from(mailbox.response_lines()) << 32 | u64::from(mailbox.request_lines());
-        let stream = launch(module, c"answer", 1, &state, &[lines, delay_ns], || mailbox.kernel_has_started());
-        Self { mailbox, stream, samples: Samples::new() }
+        Self { mailbox: Mailbox::new(sender, receiver).unwrap(), stream: None, samples: Samples::new() }
+    }
+
+    fn start(&mut self, module: &'m Module, delay_ns: u64) {
+        let mailbox = &self.mailbox;
+        let more = [u64::from(mailbox.response_lines()) << 32 | u64::from(mailbox.request_lines()), delay_ns];
+        let stream = launch(module, c"answer", 1, &mailbox.device(), &more, || mailbox.kernel_has_started());
+        self.stream = Some(stream);
     }
 
     fn calls(&mut self, clock: &Clock, count: u32, request: impl Fn(u32) -> Req, check: impl Fn(u32, &Resp)) {
@@ -138,10 +142,14 @@ impl<'m, Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Asked<'m, Req,
         }
     }
 
-    fn end(self) -> Samples {
+    /// Ends the kernel. Nothing is freed: that would wait for every other kernel.
+    fn end(&mut self) {
         self.mailbox.stop();
-        self.stream.finish(PATIENCE).unwrap();
-        self.samples
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        self.stream.take().unwrap().finish(PATIENCE).unwrap();
     }
 }
 
@@ -185,8 +193,10 @@ where
     let Some(session) = session() else { return };
     let clock = Clock::calibrate();
     let module = module();
-    let mut ours = Asked::<Req, Resp>::new(&session, &module, builder(), 0);
-    let mut rival = Asked::<Req, Resp>::new(&session, &module, builder().ring_in_host_memory(), 0);
+    let mut ours = Asked::<Req, Resp>::open(&session, builder());
+    let mut rival = Asked::<Req, Resp>::open(&session, builder().ring_in_host_memory());
+    ours.start(&module, 0);
+    rival.start(&module, 0);
     let busy = load.map(|load| load.start(LIMIT).unwrap());
     ours.calls(&clock, CALLS, request, check);
     rival.calls(&clock, CALLS, request, check);
@@ -199,9 +209,11 @@ where
         assert!(busy.still_runs().unwrap(), "the load ended before the measurement");
     }
     let beside = if busy.is_some() { ", every SM busy" } else { "" };
-    print(&format!("{what}, ring in GPU memory{beside}"), &ours.end());
-    print(&format!("{what}, ring in host memory{beside}"), &rival.end());
+    ours.end();
+    rival.end();
     drop(busy);
+    print(&format!("{what}, ring in GPU memory{beside}"), &ours.samples);
+    print(&format!("{what}, ring in host memory{beside}"), &rival.samples);
     print("host alone, a wait of 1.6 us", &hiccups(&clock, BLOCKS * CALLS));
 }
 
@@ -393,7 +405,8 @@ fn a_call_never_hangs() {
     let Some(session) = session() else { return };
     let module = module();
     // Answers that take a millisecond, asked for within 100 us: they are dropped, and every second call gets its own.
-    let mut asked = Asked::<[u32; 12], [u32; 12]>::new(&session, &module, builder(), 1_000_000);
+    let mut asked = Asked::<[u32; 12], [u32; 12]>::open(&session, builder());
+    asked.start(&module, 1_000_000);
     for n in 0..100 {
         match asked.mailbox.call(&line(2 * n), Duration::from_micros(100)) {
             Err(ChannelError::TimedOut) => {}
@@ -401,8 +414,7 @@ fn a_call_never_hangs() {
         }
         check_line(2 * n + 1, &asked.mailbox.call(&line(2 * n + 1), PATIENCE).unwrap());
     }
-    asked.mailbox.stop();
-    asked.stream.finish(PATIENCE).unwrap();
+    asked.end();
     assert!(matches!(asked.mailbox.call(&line(0), PATIENCE), Err(ChannelError::KernelGone)));
 
     // No kernel at all.
@@ -412,8 +424,9 @@ fn a_call_never_hangs() {
 
     // A kernel that nobody stops.
     let short = builder().kernel_limit(Duration::from_millis(50));
-    let mut forgotten = Asked::<u64, u64>::new(&session, &module, short, 0);
-    forgotten.stream.finish(PATIENCE).unwrap();
+    let mut forgotten = Asked::<u64, u64>::open(&session, short);
+    forgotten.start(&module, 0);
+    forgotten.finish();
     assert!(matches!(forgotten.mailbox.call(&1, PATIENCE), Err(ChannelError::KernelGone)));
 }
 

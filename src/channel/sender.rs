@@ -86,11 +86,16 @@ impl Sender {
     /// Posts `head` and `data`, one after the other, as `lines` lines, for which there is room. `head` fits in one line.
     #[inline]
     pub(super) fn post_bytes(&mut self, head: &[u8], data: &[u8], lines: u32) {
-        let (first, rest) = data.split_at(data.len().min(LINE_PAYLOAD - head.len()));
-        let mut payload = [0; LINE_PAYLOAD];
-        payload[..head.len()].copy_from_slice(head);
-        payload[head.len()..head.len() + first.len()].copy_from_slice(first);
-        self.post(&payload);
+        let end = self.next.wrapping_add(lines);
+        let mut rest = data;
+        if !head.is_empty() || data.is_empty() {
+            let (first, later) = data.split_at(data.len().min(LINE_PAYLOAD - head.len()));
+            let mut payload = [0; LINE_PAYLOAD];
+            payload[..head.len()].copy_from_slice(head);
+            payload[head.len()..head.len() + first.len()].copy_from_slice(first);
+            self.post(&payload);
+            rest = later;
+        }
         let (whole, tail) = rest.as_chunks::<LINE_PAYLOAD>();
         for payload in whole {
             self.post(payload);
@@ -100,11 +105,7 @@ impl Sender {
             payload[..tail.len()].copy_from_slice(tail);
             self.post(&payload);
         }
-        debug_assert_eq!(
-            lines,
-            1 + u32::try_from(rest.len().div_ceil(LINE_PAYLOAD)).unwrap_or(u32::MAX),
-            "as many as were counted"
-        );
+        debug_assert_eq!(self.next, end, "as many lines as were counted");
     }
 
     fn check_one_reader(&self) -> Result<(), ChannelError> {
@@ -159,11 +160,17 @@ impl Sender {
         if self.free < wanted {
             self.free_lines();
         }
-        let count = usize_of(u64::from(self.free.min(wanted)));
-        for payload in &payloads[..count] {
-            self.post(payload);
+        let count = self.free.min(wanted);
+        // In registers while the lines go out: each is a matter of three nanoseconds.
+        let (ring, store, lines, mut number) = (self.ring, self.store, self.lines, self.next);
+        for payload in &payloads[..usize_of(u64::from(count))] {
+            // SAFETY: as in `post`.
+            unsafe { store.line(ring.wrapping_add(slot(number, lines)), number, payload) };
+            number = number.wrapping_add(1);
         }
-        Ok(count)
+        self.next = number;
+        self.free -= count;
+        Ok(usize_of(u64::from(count)))
     }
 
     /// Sends a message of any length up to half the ring, whole or not at all.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::error::ChannelError;
 use super::memory::Shared;
 
-/// Looks between two looks at the clock: less than a microsecond.
-const LOOKS: u32 = 64;
+/// Looks between two looks at the clock: a microsecond or two.
+const LOOKS: u32 = 256;
 /// Rounds of looks after which the wait is no longer a short one, and the processor is shared: about 100 us.
-const SHORT_ROUNDS: u32 = 128;
+const SHORT_ROUNDS: u32 = 64;
 
 /// Repeats `attempt` until it brings something, the kernel has ended, or `timeout` has passed.
 ///
@@ -30,7 +30,8 @@ pub(crate) fn until<E, T>(
             if let Some(found) = attempt(end)? {
                 return Ok(found);
             }
-            if rounds > 0 {
+            // PAUSE takes some 40 ns, which a short wait has not to spare.
+            if rounds > SHORT_ROUNDS {
                 hint::spin_loop();
             }
         }
