@@ -67,6 +67,7 @@ mod backend;
 mod batch;
 mod buffer;
 mod builder;
+pub mod channel;
 pub mod copy;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,0 +1,156 @@
+//! Typed questions to a kernel, with a deadline.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::error::ChannelError;
+use super::layout::{DeviceChannel, message_lines};
+use super::memory::Shared;
+use super::receiver::Receiver;
+use super::sender::Sender;
+use super::wait;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Asks a kernel and waits for its answer, for a limited time.
+///
+/// The kernel receives each request with `gdrc_recv_lines`, as many lines as [`Mailbox::request_lines`] says, and answers
+/// each one, in order, with `gdrc_send_lines`, [`Mailbox::response_lines`] lines. A value lies in the payload of its lines
+/// from the first byte on; what is left of the last line is 0.
+///
+/// A call that times out leaves its answer owed: when it comes it is dropped, and no later call is given it.
+pub struct Mailbox<Req, Resp> {
+    sender: Sender,
+    receiver: Receiver,
+    request_lines: u32,
+    response_lines: u32,
+    /// Answers that belong to calls which timed out.
+    late: u64,
+    types: PhantomData<fn(Req) -> Resp>,
+}
+
+impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp> {
+    /// Takes both ends of a channel over which nothing has been sent yet.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if these are ends of different channels, or of one with several readers; `OutOfBounds` if a value
+    /// takes more than half of its ring.
+    pub fn new(sender: Sender, receiver: Receiver) -> Result<Self> {
+        const OP: &str = "open mailbox";
+        if !Arc::ptr_eq(&sender.shared, &receiver.shared) {
+            return Err(Error::new(OP, ErrorKind::InvalidArgument, "the two ends belong to different channels")
+                .remedy("pass both that ChannelBuilder::open returned"));
+        }
+        let DeviceChannel { in_lines, out_lines, readers, .. } = sender.device();
+        if readers != 1 {
+            return Err(Error::new(
+                OP,
+                ErrorKind::InvalidArgument,
+                format!("{readers} warps receive from the channel"),
+            )
+            .remedy("make one with 1 reader, and a mailbox for each warp"));
+        }
+        let request_lines = message_lines(OP, 0, size_of::<Req>(), in_lines)?;
+        let response_lines = message_lines(OP, 0, size_of::<Resp>(), out_lines)?;
+        Ok(Self { sender, receiver, request_lines, response_lines, late: 0, types: PhantomData })
+    }
+
+    /// Lines of a request.
+    #[must_use]
+    pub fn request_lines(&self) -> u32 {
+        self.request_lines
+    }
+
+    /// Lines of an answer.
+    #[must_use]
+    pub fn response_lines(&self) -> u32 {
+        self.response_lines
+    }
+
+    /// What the kernel gets.
+    #[must_use]
+    pub fn device(&self) -> DeviceChannel {
+        self.sender.device()
+    }
+
+    /// Asks the kernel to end. It notices within about a millisecond while it waits.
+    pub fn stop(&self) {
+        self.sender.stop();
+    }
+
+    /// Whether the kernel has reported that it runs (or, since then, that it ended).
+    #[must_use]
+    pub fn kernel_has_started(&self) -> bool {
+        self.sender.kernel_has_started()
+    }
+
+    /// Answers that are owed to calls which timed out, and will be dropped.
+    #[must_use]
+    pub fn late_answers(&self) -> u64 {
+        self.late
+    }
+
+    /// Sends a request and waits for its answer; never longer than about `timeout` for each of the two.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`: the request was not sent for want of room, or its answer did not come. `KernelGone`: the kernel has
+    /// ended without answering. `Failed(WrongProcess)`.
+    #[inline]
+    pub fn call(&mut self, request: &Req, timeout: Duration) -> Result<Resp, ChannelError> {
+        self.sender.shared.owner.check("call")?;
+        let lines = self.request_lines;
+        if !self.sender.has_room(lines) {
+            // The kernel may be waiting for room itself, which dropping old answers gives.
+            wait::until(self, Self::shared, timeout, |mailbox| {
+                mailbox.drop_late();
+                Ok(mailbox.sender.has_room(lines).then_some(()))
+            })?;
+        }
+        self.sender.post_bytes(&[], request.as_bytes(), lines);
+        let mut response = Resp::new_zeroed();
+        let answer = wait::until(self, Self::shared, timeout, |mailbox| {
+            mailbox.drop_late();
+            let is_there =
+                mailbox.late == 0 && mailbox.receiver.look_at_bytes(mailbox.response_lines, 0, response.as_mut_bytes());
+            Ok(is_there.then_some(()))
+        });
+        match answer {
+            Ok(()) => {
+                self.receiver.consume(self.response_lines);
+                Ok(response)
+            }
+            Err(error) => {
+                self.late += 1;
+                Err(error)
+            }
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.sender.shared
+    }
+
+    /// Consumes the answers to earlier calls, as far as they have come.
+    #[inline]
+    fn drop_late(&mut self) {
+        while self.late > 0 && self.receiver.look_at_bytes(self.response_lines, 0, &mut []) {
+            self.receiver.consume(self.response_lines);
+            self.late -= 1;
+        }
+    }
+}
+
+impl<Req, Resp> fmt::Debug for Mailbox<Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox")
+            .field("request_lines", &self.request_lines)
+            .field("response_lines", &self.response_lines)
+            .field("late", &self.late)
+            .finish_non_exhaustive()
+    }
+}

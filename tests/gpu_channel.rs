@@ -1,0 +1,467 @@
+//! Channels to a kernel on a real GPU: round trips beside the rival that polls host memory, rates, and soaks.
+//!
+//! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak sends, 100 million by default; 10000000000 take some 40 s. Every
+//! figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED` with the reason and passes. Kernels
+//! occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
+#![cfg(feature = "tools")]
+#![allow(unsafe_code, missing_docs, reason = "tests launch kernels beside the library")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "memory shared with a kernel"
+)]
+#![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
+
+#[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
+#[path = "gpu/support.rs"]
+mod support;
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Latest, Mailbox, Receiver, Sender};
+use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
+use gdrcopy::tool::clock::Clock;
+use gdrcopy::tool::load::Load;
+use gdrcopy::tool::stats::Samples;
+use gdrcopy::{RmLevel, Session};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const PTX: &str = include_str!("ptx/channel.ptx");
+
+/// No kernel outlives a test that died by much.
+const LIMIT: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn from_env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: not a number: {text}")))
+}
+
+fn session() -> Option<Session> {
+    support::session(RmLevel::Vmm)
+}
+
+fn builder() -> ChannelBuilder {
+    ChannelBuilder::new().gpu(0).kernel_limit(LIMIT)
+}
+
+/// Launches `warps` warps of a kernel that takes a channel and `more` words, and waits until they run.
+fn launch<'m>(
+    module: &'m Module,
+    name: &CStr,
+    warps: u32,
+    channel: &DeviceChannel,
+    more: &[u64],
+    has_started: impl Fn() -> bool,
+) -> Stream<'m> {
+    let words = [&channel.to_words()[..], more].concat();
+    assert_eq!(parameter_bytes(PTX, name.to_str().unwrap()), Some(words.len() * 8), "{name:?}");
+    let threads = 32 * warps.min(4);
+    let kernel = module.kernel(name).unwrap();
+    let stream = module.stream(Priority::High).unwrap();
+    unsafe { kernel.launch(&stream, warps.div_ceil(4), threads, &words) }.unwrap();
+    let started = Instant::now();
+    while !has_started() {
+        assert!(started.elapsed() < PATIENCE, "{name:?} does not start");
+    }
+    stream
+}
+
+/// The module with every kernel loaded: a first launch would wait for a kernel that stays.
+fn module() -> Module {
+    let module = Module::load(0, PTX).unwrap();
+    for name in [c"answer", c"mirror", c"sink", c"source", c"watch"] {
+        module.kernel(name).unwrap();
+    }
+    module
+}
+
+fn word_of(number: u64, n: u32) -> u32 {
+    let word = (number as u32).wrapping_add(n.wrapping_mul(0x9e37_79b9));
+    if n == 0 { word ^ (number >> 32) as u32 } else { word }
+}
+
+fn payload_of(number: u64) -> [u8; 48] {
+    let mut payload = [0; 48];
+    for (word, n) in payload.chunks_exact_mut(4).zip(0..) {
+        word.copy_from_slice(&word_of(number, n).to_le_bytes());
+    }
+    payload
+}
+
+/// What kernels report: 8 words each.
+struct Reports(PinnedHost);
+
+impl Reports {
+    fn new(count: usize) -> Self {
+        Self(PinnedHost::new(0, 64 * count).unwrap())
+    }
+
+    fn addr(&self) -> u64 {
+        self.0.gpu_addr().unwrap().raw()
+    }
+
+    fn get(&self, which: usize, word: usize) -> u64 {
+        let at = self.0.as_ptr().wrapping_add(64 * which + 8 * word);
+        unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire)
+    }
+}
+
+// --- Round trips ---------------------------------------------------------------------------------------------------------
+
+/// A mailbox, and the kernel behind it once it is started.
+struct Asked<'m, Req, Resp> {
+    mailbox: Mailbox<Req, Resp>,
+    stream: Option<Stream<'m>>,
+    samples: Samples,
+}
+
+impl<'m, Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Asked<'m, Req, Resp> {
+    /// Allocates, which is done before any kernel runs.
+    fn open(session: &Session, builder: ChannelBuilder) -> Self {
+        let (sender, receiver) = builder.open(session).unwrap();
+        Self { mailbox: Mailbox::new(sender, receiver).unwrap(), stream: None, samples: Samples::new() }
+    }
+
+    fn start(&mut self, module: &'m Module, delay_ns: u64) {
+        let mailbox = &self.mailbox;
+        let more = [u64::from(mailbox.response_lines()) << 32 | u64::from(mailbox.request_lines()), delay_ns];
+        let stream = launch(module, c"answer", 1, &mailbox.device(), &more, || mailbox.kernel_has_started());
+        self.stream = Some(stream);
+    }
+
+    fn calls(&mut self, clock: &Clock, count: u32, request: impl Fn(u32) -> Req, check: impl Fn(u32, &Resp)) {
+        for n in 0..count {
+            let request = request(n);
+            let start = clock.start();
+            let answer = self.mailbox.call(&request, PATIENCE).unwrap();
+            let stop = clock.stop();
+            check(n, &answer);
+            self.samples.record(clock.ps(stop.ticks.saturating_sub(start)).saturating_sub(clock.overhead_ps()));
+        }
+    }
+
+    /// Ends the kernel. Nothing is freed: that would wait for every other kernel.
+    fn end(&mut self) {
+        self.mailbox.stop();
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        self.stream.take().unwrap().finish(PATIENCE).unwrap();
+    }
+}
+
+fn print(what: &str, samples: &Samples) {
+    let d = samples.distribution();
+    println!(
+        "{what:<44} ns: min {:.0}, p50 {:.0}, p99 {:.0}, p99.9 {:.0}, max {:.0} ({} samples)",
+        d.min,
+        d.p50,
+        d.p99,
+        d.p999,
+        d.max,
+        samples.len()
+    );
+}
+
+/// The host's own hiccups: a wait of as long as a round trip takes, for nobody.
+fn hiccups(clock: &Clock, count: u32) -> Samples {
+    let mut samples = Samples::new();
+    for _ in 0..count {
+        let start = clock.start();
+        let stop = loop {
+            let stop = clock.stop();
+            let ps = clock.ps(stop.ticks.saturating_sub(start));
+            if ps > 1_600_000 {
+                break ps;
+            }
+        };
+        samples.record(stop.saturating_sub(clock.overhead_ps()));
+    }
+    samples
+}
+
+fn round_trips<Req, Resp>(what: &str, load: Option<&Load>, request: fn(u32) -> Req, check: fn(u32, &Resp))
+where
+    Req: IntoBytes + Immutable,
+    Resp: FromBytes + IntoBytes,
+{
+    const BLOCKS: u32 = 40;
+    const CALLS: u32 = 1000;
+    let Some(session) = session() else { return };
+    let clock = Clock::calibrate();
+    let module = module();
+    let mut ours = Asked::<Req, Resp>::open(&session, builder());
+    let mut rival = Asked::<Req, Resp>::open(&session, builder().ring_in_host_memory());
+    ours.start(&module, 0);
+    rival.start(&module, 0);
+    let busy = load.map(|load| load.start(LIMIT).unwrap());
+    ours.calls(&clock, CALLS, request, check);
+    rival.calls(&clock, CALLS, request, check);
+    (ours.samples, rival.samples) = (Samples::new(), Samples::new());
+    for _ in 0..BLOCKS {
+        ours.calls(&clock, CALLS, request, check);
+        rival.calls(&clock, CALLS, request, check);
+    }
+    if let Some(busy) = &busy {
+        assert!(busy.still_runs().unwrap(), "the load ended before the measurement");
+    }
+    let beside = if busy.is_some() { ", every SM busy" } else { "" };
+    ours.end();
+    rival.end();
+    drop(busy);
+    print(&format!("{what}, ring in GPU memory{beside}"), &ours.samples);
+    print(&format!("{what}, ring in host memory{beside}"), &rival.samples);
+    print("host alone, a wait of 1.6 us", &hiccups(&clock, BLOCKS * CALLS));
+}
+
+/// Twelve words whose answer is their sum with their mirror image, by xor.
+fn line(n: u32) -> [u32; 12] {
+    std::array::from_fn(|at| n.wrapping_mul(0x0101_0101).wrapping_add((at as u32) << 7))
+}
+
+fn check_line(n: u32, answer: &[u32; 12]) {
+    let asked = line(n);
+    assert_eq!(*answer, std::array::from_fn(|at| asked[at] ^ asked[11 - at]), "call {n}");
+}
+
+fn words<const N: usize>(n: u32) -> [u32; N] {
+    std::array::from_fn(|at| n.wrapping_mul(31).wrapping_add(at as u32))
+}
+
+#[test]
+fn round_trip_of_a_line_each_way() {
+    round_trips("48 B in, 48 B out", None, line, check_line);
+}
+
+#[test]
+fn round_trip_of_384_bytes_in_and_4_out() {
+    // Eight lines, full: the last word takes part.
+    round_trips("384 B in, 4 B out", None, words::<96>, |n, answer: &u32| {
+        let asked = words::<96>(n);
+        assert_eq!(*answer, asked[0] ^ asked[95], "call {n}");
+    });
+}
+
+#[test]
+fn round_trip_of_512_bytes_in_and_4_out() {
+    // Eleven lines, of which the last ends in zeros.
+    round_trips("512 B in, 4 B out", None, words::<128>, |n, answer: &u32| assert_eq!(*answer, words::<128>(n)[0]));
+}
+
+#[test]
+fn round_trip_with_every_sm_busy() {
+    let Some(session) = session() else { return };
+    let load = Load::new(&session, 0).unwrap();
+    round_trips("48 B in, 48 B out", Some(&load), line, check_line);
+    round_trips("512 B in, 4 B out", Some(&load), words::<128>, |n, answer: &u32| {
+        assert_eq!(*answer, words::<128>(n)[0]);
+    });
+}
+
+// --- Rates and soaks -----------------------------------------------------------------------------------------------------
+
+const READERS: u32 = 32;
+
+/// Sends `count` lines to 32 warps as fast as it can; `fill` makes each batch of them.
+fn flood(
+    count: u64,
+    mask: u64,
+    host: bool,
+    batch: usize,
+    mut fill: impl FnMut(u64, &mut [[u8; 48]]),
+) -> Option<(f64, Vec<[u64; 5]>)> {
+    let session = session()?;
+    let module = module();
+    let mut builder = builder().readers(READERS).lines_to_gpu(1 << 14).kernel_limit(Duration::from_secs(600));
+    if host {
+        builder = builder.ring_in_host_memory();
+    }
+    let (mut sender, _receiver) = builder.open(&session).unwrap();
+    let reports = Reports::new(READERS as usize);
+    let more = [count, reports.addr(), mask];
+    let stream = launch(&module, c"sink", READERS, &sender.device(), &more, || sender.kernel_has_started());
+    let mut payloads = vec![[0; 48]; batch];
+    let started = Instant::now();
+    let mut sent = 0;
+    while sent < count {
+        let now = usize::try_from(count - sent).unwrap_or(usize::MAX).min(batch);
+        fill(sent, &mut payloads[..now]);
+        let mut left = &payloads[..now];
+        while !left.is_empty() {
+            let taken = sender.try_send_lines(left).unwrap();
+            left = &left[taken..];
+            if let (0, Some(first)) = (taken, left.first()) {
+                // Waits, for a limited time.
+                sender.send_line(first, PATIENCE).unwrap();
+                left = &left[1..];
+            }
+        }
+        sent += now as u64;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    stream.finish(PATIENCE).unwrap();
+    let found = |reader| std::array::from_fn(|word| reports.get(reader, word));
+    Some((seconds, (0..READERS as usize).map(found).collect()))
+}
+
+fn assert_clean(count: u64, reports: &[[u64; 5]]) {
+    for (reader, [state, messages, wrong, torn, first_wrong]) in reports.iter().enumerate() {
+        let what = format!("reader {reader}: {wrong} lost, doubled or out of order, {torn} torn, first {first_wrong}");
+        assert_eq!((*state, *wrong, *torn), (2, 0, 0), "{what}");
+        assert_eq!(*messages, count / u64::from(READERS), "{what}");
+    }
+}
+
+fn whole_blocks(count: u64) -> u64 {
+    count.next_multiple_of(u64::from(READERS) * 32).max(u64::from(READERS) * 32)
+}
+
+/// The same 1024 messages over and over, so that what is measured is the ring.
+#[test]
+fn one_way_rate() {
+    let same: Vec<[u8; 48]> = (0..1024).map(payload_of).collect();
+    for (what, host, count) in [("ring in GPU memory", false, 200_000_000), ("ring in host memory", true, 20_000_000)] {
+        let count = whole_blocks(count);
+        let mut filled = false;
+        let flooded = flood(count, 1023, host, 1024, |_, payloads| {
+            if !filled {
+                payloads.copy_from_slice(&same);
+                filled = true;
+            }
+        });
+        let Some((seconds, reports)) = flooded else { return };
+        assert_clean(count, &reports);
+        println!("{what}: {:.1} million messages of 48 B a second, {READERS} warps", count as f64 / seconds / 1e6);
+    }
+}
+
+#[test]
+fn soak_to_the_gpu() {
+    let count = whole_blocks(from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000));
+    let flooded = flood(count, u64::MAX, false, 256, |from, payloads| {
+        for (payload, number) in payloads.iter_mut().zip(from..) {
+            *payload = payload_of(number);
+        }
+    });
+    let Some((seconds, reports)) = flooded else { return };
+    assert_clean(count, &reports);
+    let rate = count as f64 / seconds / 1e6;
+    println!(
+        "to the GPU: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
+    );
+}
+
+#[test]
+fn soak_to_the_host() {
+    let Some(session) = session() else { return };
+    let count = (from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000) / 50).next_multiple_of(8).max(8);
+    let module = module();
+    let (sender, mut receiver) =
+        builder().lines_to_host(1 << 12).kernel_limit(Duration::from_secs(600)).open(&session).unwrap();
+    let stream = launch(&module, c"source", 1, &sender.device(), &[count], || sender.kernel_has_started());
+    let started = Instant::now();
+    for number in 0..count {
+        let found = receiver.recv_line(PATIENCE).unwrap();
+        assert!(found == payload_of(number), "message {number}: {found:x?}");
+    }
+    let rate = count as f64 / started.elapsed().as_secs_f64() / 1e6;
+    assert!(matches!(receiver.recv_line(PATIENCE), Err(ChannelError::KernelGone)), "one too many");
+    stream.finish(PATIENCE).unwrap();
+    println!(
+        "to the host: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
+    );
+}
+
+/// Messages of all lengths, many under way, over the end of the numbers' 32 bits, through small rings.
+#[test]
+fn messages_of_every_length_come_back() {
+    const ROUNDS: usize = 20_000;
+    let Some(session) = session() else { return };
+    let module = module();
+    let small = builder().lines_to_gpu(256).lines_to_host(128).first_lines(u32::MAX - 5000, u32::MAX - 3000);
+    let (mut sender, mut receiver): (Sender, Receiver) = small.open(&session).unwrap();
+    let stream = launch(&module, c"mirror", 1, &sender.device(), &[], || sender.kernel_has_started());
+    let message = |n: usize| support::pattern(n as u64, n * 37 % 3000);
+    let (mut sent, mut answer) = (0, vec![0; 3000]);
+    for n in 0..ROUNDS {
+        while sent < ROUNDS && sender.try_send(&message(sent)).is_ok() {
+            sent += 1;
+        }
+        let bytes = receiver.recv(&mut answer, PATIENCE).unwrap();
+        let wanted: Vec<u8> = message(n).iter().map(|byte| !byte).collect();
+        assert!(answer[..bytes] == wanted, "message {n} of {} bytes", wanted.len());
+    }
+    sender.stop();
+    stream.finish(PATIENCE).unwrap();
+}
+
+// --- Ends and the newest value -------------------------------------------------------------------------------------------
+
+#[test]
+fn a_call_never_hangs() {
+    let Some(session) = session() else { return };
+    let module = module();
+    // Answers that take a millisecond, asked for within 100 us: they are dropped, and every second call gets its own.
+    let mut asked = Asked::<[u32; 12], [u32; 12]>::open(&session, builder());
+    asked.start(&module, 1_000_000);
+    for n in 0..100 {
+        match asked.mailbox.call(&line(2 * n), Duration::from_micros(100)) {
+            Err(ChannelError::TimedOut) => {}
+            other => panic!("{other:?}"),
+        }
+        check_line(2 * n + 1, &asked.mailbox.call(&line(2 * n + 1), PATIENCE).unwrap());
+    }
+    asked.end();
+    assert!(matches!(asked.mailbox.call(&line(0), PATIENCE), Err(ChannelError::KernelGone)));
+
+    // No kernel at all.
+    let (sender, receiver) = builder().open(&session).unwrap();
+    let mut alone = Mailbox::<u64, u64>::new(sender, receiver).unwrap();
+    assert!(matches!(alone.call(&1, Duration::from_millis(5)), Err(ChannelError::TimedOut)));
+
+    // A kernel that nobody stops.
+    let short = builder().kernel_limit(Duration::from_millis(50));
+    let mut forgotten = Asked::<u64, u64>::open(&session, short);
+    forgotten.start(&module, 0);
+    forgotten.finish();
+    assert!(matches!(forgotten.mailbox.call(&1, PATIENCE), Err(ChannelError::KernelGone)));
+}
+
+fn watch<const WORDS: usize>(session: &Session, module: &Module, last: u64) {
+    let value = |number| -> [u32; WORDS] { std::array::from_fn(|n| word_of(number, n as u32)) };
+    let (sender, _receiver) = builder().open(session).unwrap();
+    let mut latest = Latest::starting_at(session, Some(0), &value(0), u32::MAX - 1000).unwrap();
+    let reports = Reports::new(1);
+    let more = [&latest.device().to_words()[..], &[last, reports.addr()]].concat();
+    let stream = launch(module, c"watch", 1, &sender.device(), &more, || sender.kernel_has_started());
+    let started = Instant::now();
+    for number in 1..=last {
+        latest.set(&value(number)).unwrap();
+        // One time in 64 it stays long enough to be looked at.
+        if number % 64 == 0 {
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_micros(10) {}
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    stream.finish(PATIENCE).unwrap();
+    let [state, seen, mixed, backward, newest] = std::array::from_fn(|word| reports.get(0, word));
+    println!(
+        "{} B, {last} values set in {seconds:.2} s: {seen} seen, {mixed} mixed, {backward} out of order",
+        4 * WORDS
+    );
+    assert_eq!((state, mixed, backward, newest), (2, 0, 0, last));
+    assert!(seen > last / 200, "a kernel saw {seen} of {last} values");
+}
+
+#[test]
+fn the_newest_value_is_never_a_mix() {
+    let Some(session) = session() else { return };
+    let module = module();
+    watch::<12>(&session, &module, 5_000_000);
+    watch::<60>(&session, &module, 2_000_000);
+    watch::<768>(&session, &module, 200_000);
+}
