@@ -76,6 +76,39 @@ fn every_size_and_alignment_arrives() {
 }
 
 #[test]
+fn every_size_and_alignment_is_fetched() {
+    let session = session();
+    let memory = session.alloc(BYTES).unwrap();
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let mut buffer = agent.host_buffer(BYTES).unwrap();
+    let data = pattern(10, BYTES);
+    buffer.as_mut_slice().copy_from_slice(&data);
+    let mut dice = Dice(5);
+    for bytes in (0..=4096).step_by(3).chain([131_073, 1 << 20]) {
+        let (offset, at) = (1 + dice.below(100), dice.below(100));
+        memory.upload(0, &vec![0x5a; offset + bytes + 1]).unwrap();
+        agent.write_from(&mut buffer, &[segment(offset, bytes, at)]).unwrap();
+        let mut seen = vec![0; offset + bytes + 1];
+        memory.download(0, &mut seen).unwrap();
+        assert!(seen[offset..offset + bytes] == data[at..at + bytes], "{bytes} bytes at {at} to {offset}");
+        assert!(seen[..offset].iter().chain(&seen[offset + bytes..]).all(|&byte| byte == 0x5a));
+
+        agent.write(0, offset, &data[at + 1..][..bytes]).unwrap();
+        memory.download(0, &mut seen).unwrap();
+        assert!(seen[offset..offset + bytes] == data[at + 1..][..bytes], "{bytes} bytes of any memory to {offset}");
+        assert!(seen[..offset].iter().chain(&seen[offset + bytes..]).all(|&byte| byte == 0x5a));
+    }
+    // Both ways in flight, one after the other.
+    let ticket = agent.submit_write(buffer, &[segment(0, 3000, 17), segment(5000, 100, 4)]).unwrap();
+    let back = agent.host_buffer(6000).unwrap();
+    let other = agent.submit(back, &[segment(0, 5100, 0)]).unwrap();
+    let back = agent.wait(other).unwrap();
+    assert!(agent.is_done(&ticket).unwrap());
+    agent.wait(ticket).unwrap();
+    assert!(back.as_slice()[..3000] == data[17..3017] && back.as_slice()[5000..5100] == data[4..104]);
+}
+
+#[test]
 fn packets_and_answers_bring_the_same() {
     let session = session();
     let (memory, data) = filled(&session, 4096);

@@ -56,8 +56,11 @@ impl HostMemory {
             }
             Place::StandIn => {
                 let too_big = || Error::new("agent", ErrorKind::OutOfMemory, format!("{bytes} bytes of host memory"));
-                let layout = Layout::from_size_align(bytes.max(1), ALIGN).map_err(|_| too_big())?;
-                // SAFETY: the layout's size is not 0.
+                // Whole lines, for these are what is read.
+                let layout =
+                    bytes.checked_next_multiple_of(64).and_then(|whole| Layout::from_size_align(whole, ALIGN).ok());
+                let layout = layout.ok_or_else(too_big)?;
+                // SAFETY: the size is not 0, for no caller asks for 0 bytes.
                 let ptr = unsafe { alloc_zeroed(layout) };
                 let ptr = NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout));
                 let addr = u64_of(ptr.as_ptr().expose_provenance());
@@ -100,7 +103,7 @@ impl Drop for HostMemory {
     }
 }
 
-/// Host memory that a push agent writes directly: [`PushAgent::host_buffer`](super::PushAgent::host_buffer).
+/// Host memory that a push agent reads and writes directly: [`PushAgent::host_buffer`](super::PushAgent::host_buffer).
 ///
 /// It is page-locked, and freed when both this value and the agent are gone.
 pub struct HostBuffer {
@@ -144,8 +147,8 @@ impl HostBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.ptr(), self.len) }
     }
 
-    /// Where the kernel puts `bytes` bytes from byte `at` on.
-    pub(super) fn target(&self, agent: u64, at: usize, bytes: usize) -> Result<u64> {
+    /// Where the kernel finds `bytes` bytes from byte `at` on.
+    pub(super) fn addr(&self, agent: u64, at: usize, bytes: usize) -> Result<u64> {
         if self.agent != agent {
             return Err(Error::new("agent", ErrorKind::InvalidArgument, "the buffer is another agent's")
                 .remedy("use one from this agent's host_buffer"));

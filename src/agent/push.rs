@@ -23,12 +23,14 @@ use crate::sys::process::Owner;
 /// What one doorbell brings of a read into memory that the GPU cannot write, and how many of them are under way at once.
 const CHUNK: usize = 128 << 10;
 const CHUNKS: usize = 8;
+/// The same for a write: smaller, for nothing is under way while the first is copied.
+const PIECE: usize = 32 << 10;
 /// A chunk keeps its source's place in a line of 64 bytes, so that the kernel has nothing to shift.
 const SLOT: usize = CHUNK + 64;
 
-/// Reads device memory by means of a block of threads that stays on the GPU.
+/// Copies between device memory and the host by means of a block of threads that stays on the GPU.
 ///
-/// It reads only from the ranges that it was started with; offsets and lengths are checked against them. One thread uses
+/// It reads and writes only the ranges that it was started with; offsets and lengths are checked against them. One thread uses
 /// it at a time; start one for each thread, or share it behind a lock. Several requests can be in flight:
 /// [`PushAgent::submit`].
 ///
@@ -93,6 +95,15 @@ struct Parts<'a> {
     buffers: Vec<Arc<HostMemory>>,
     ranges: Vec<Range<'a>>,
     _session: Session,
+}
+
+/// Which way a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The kernel stores into host memory.
+    Push,
+    /// The kernel loads from host memory.
+    Pull,
 }
 
 /// A registered range, pinned so that its memory stays where it is.
@@ -220,7 +231,7 @@ impl<'a> PushAgent<'a> {
 
     /// The device address of `bytes` bytes from `offset` in a registered range.
     #[inline]
-    fn source(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
+    fn device(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
         self.owner.check("agent")?;
         match self.parts.ranges.get(range) {
             Some(found) if offset <= found.len && bytes <= found.len - offset => Ok(found.addr + u64_of(offset)),
@@ -239,7 +250,7 @@ impl<'a> PushAgent<'a> {
     /// [`AgentOptions::deadline`], or what CUDA reports.
     #[inline]
     pub fn read(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
-        let source = self.source(range, offset, to.len())?;
+        let source = self.device(range, offset, to.len())?;
         if to.is_empty() {
             return Ok(());
         }
@@ -278,6 +289,33 @@ impl<'a> PushAgent<'a> {
         Ok(())
     }
 
+    /// Writes `from` at byte `offset` of registered range `range`, from any memory: it is copied to page-locked memory inside
+    /// the agent, and fetched from there while the rest is copied. [`PushAgent::write_from`] saves that copy.
+    ///
+    /// # Errors
+    ///
+    /// As [`PushAgent::read`].
+    pub fn write(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
+        let target = self.device(range, offset, from.len())?;
+        let parts = &mut *self.parts;
+        let skip = index(low(target & 63));
+        let mut numbers = [0; CHUNKS];
+        let mut last = None;
+        for (n, piece) in from.chunks(PIECE).enumerate() {
+            if n >= CHUNKS {
+                parts.link.wait(numbers[n % CHUNKS])?;
+            }
+            let place = SLOT * (n % CHUNKS) + skip;
+            // SAFETY: a piece inside the bounce memory, which the kernel does not use: what was rung for it is answered.
+            unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+            let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
+            let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+            numbers[n % CHUNKS] = parts.link.ring(Order::CopyAndAnswer, source, target, bytes)?;
+            last = Some(numbers[n % CHUNKS]);
+        }
+        last.map_or(Ok(()), |number| parts.link.wait(number))
+    }
+
     /// Reads pieces of registered ranges into a buffer that the GPU writes itself, and waits for all of them.
     ///
     /// Any number, size and alignment. A piece that has the same place in 16 bytes on both sides is the quickest.
@@ -288,7 +326,24 @@ impl<'a> PushAgent<'a> {
     /// buffer is given up: its length is 0 then.
     pub fn read_into(&mut self, buffer: &mut HostBuffer, segments: &[Segment]) -> Result<()> {
         self.check(buffer, segments)?;
-        let outcome = self.ring_all(buffer, segments).and_then(|number| self.parts.link.wait(number));
+        self.run(Way::Push, buffer, segments)
+    }
+
+    /// The other way round: the GPU fetches pieces of a host buffer into registered ranges. On return the bytes are in
+    /// device memory, and kernels see them that start later, or that acquire a flag which is set later.
+    ///
+    /// [`Mapping::write`](crate::Mapping::write) is quicker for small pieces, for it does not wait for the GPU.
+    ///
+    /// # Errors
+    ///
+    /// As [`PushAgent::read_into`].
+    pub fn write_from(&mut self, buffer: &mut HostBuffer, segments: &[Segment]) -> Result<()> {
+        self.check(buffer, segments)?;
+        self.run(Way::Pull, buffer, segments)
+    }
+
+    fn run(&mut self, way: Way, buffer: &mut HostBuffer, segments: &[Segment]) -> Result<()> {
+        let outcome = self.ring_all(way, buffer, segments).and_then(|number| self.parts.link.wait(number));
         outcome.inspect_err(|_| buffer.abandon())
     }
 
@@ -301,10 +356,23 @@ impl<'a> PushAgent<'a> {
     ///
     /// As [`PushAgent::read_into`]; the buffer comes back inside the error if nothing was asked for.
     pub fn submit(&mut self, buffer: HostBuffer, segments: &[Segment]) -> Result<Ticket, SubmitError> {
+        self.send_off(Way::Push, buffer, segments)
+    }
+
+    /// As [`PushAgent::write_from`], but returns at once, as [`PushAgent::submit`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`PushAgent::submit`].
+    pub fn submit_write(&mut self, buffer: HostBuffer, segments: &[Segment]) -> Result<Ticket, SubmitError> {
+        self.send_off(Way::Pull, buffer, segments)
+    }
+
+    fn send_off(&mut self, way: Way, buffer: HostBuffer, segments: &[Segment]) -> Result<Ticket, SubmitError> {
         if let Err(error) = self.check(&buffer, segments) {
             return Err(SubmitError { buffer: Some(buffer), error });
         }
-        match self.ring_all(&buffer, segments) {
+        match self.ring_all(way, &buffer, segments) {
             Ok(number) => Ok(Ticket { agent: self.id, number, buffer }),
             Err(error) => Err(SubmitError { buffer: None, error }),
         }
@@ -346,19 +414,20 @@ impl<'a> PushAgent<'a> {
     fn check(&self, buffer: &HostBuffer, segments: &[Segment]) -> Result<()> {
         self.owner.check("agent")?;
         for segment in segments {
-            self.source(segment.range, segment.offset, segment.bytes)?;
-            buffer.target(self.id, segment.at, segment.bytes)?;
+            self.device(segment.range, segment.offset, segment.bytes)?;
+            buffer.addr(self.id, segment.at, segment.bytes)?;
         }
         Ok(())
     }
 
     /// Rings for segments that were checked; the request with the number returned is answered after all of them.
-    fn ring_all(&mut self, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
+    fn ring_all(&mut self, way: Way, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
         // The last piece is the one that is answered, so each waits for the next.
         let mut last = (0, 0, 0);
         for segment in segments {
-            let source = self.source(segment.range, segment.offset, segment.bytes)?;
-            let target = buffer.target(self.id, segment.at, segment.bytes)?;
+            let device = self.device(segment.range, segment.offset, segment.bytes)?;
+            let host = buffer.addr(self.id, segment.at, segment.bytes)?;
+            let (source, target) = if way == Way::Push { (device, host) } else { (host, device) };
             for start in (0..segment.bytes).step_by(MAX_BYTES) {
                 let bytes = u32::try_from(MAX_BYTES.min(segment.bytes - start)).unwrap_or(u32::MAX);
                 let (source, target, bytes) =

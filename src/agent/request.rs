@@ -5,7 +5,7 @@ use std::fmt;
 use super::memory::HostBuffer;
 use crate::error::Error;
 
-/// A piece of a request: `bytes` bytes from `offset` in registered range `range` go to byte `at` of the host buffer.
+/// A piece of a request: `bytes` bytes from `offset` in registered range `range`, and those from `at` in the host buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The range's place in the list that the agent was started with.

@@ -51,7 +51,7 @@ struct Block {
     launch: Launch,
     control: Arc<Control>,
     ring: Window,
-    sources: Arc<[Window]>,
+    ranges: Arc<[Window]>,
     fault: Option<(u32, Fault)>,
     barrier: Barrier,
     leaves_at: AtomicU64,
@@ -61,7 +61,7 @@ struct Block {
 pub(super) struct StandIn<'a> {
     control: Arc<Control>,
     ring: Window,
-    sources: Arc<[Window]>,
+    ranges: Arc<[Window]>,
     fault: Option<(u32, Fault)>,
     running: Vec<JoinHandle<()>>,
     /// Keep the windows.
@@ -76,8 +76,8 @@ impl<'a> StandIn<'a> {
         mappings: Vec<Mapping<'a>>,
         fault: Option<(u32, Fault)>,
     ) -> Self {
-        let sources = mappings.iter().map(Window::of).collect();
-        Self { control, ring: Window::of(ring), sources, fault, running: Vec::new(), _mappings: mappings }
+        let ranges = mappings.iter().map(Window::of).collect();
+        Self { control, ring: Window::of(ring), ranges, fault, running: Vec::new(), _mappings: mappings }
     }
 
     pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {
@@ -87,7 +87,7 @@ impl<'a> StandIn<'a> {
             launch,
             control: Arc::clone(&self.control),
             ring: self.ring,
-            sources: Arc::clone(&self.sources),
+            ranges: Arc::clone(&self.ranges),
             fault: self.fault,
             barrier: Barrier::new(WARPS),
             leaves_at: AtomicU64::new(u64::MAX),
@@ -227,23 +227,36 @@ impl Block {
                 let (start, end) = (bytes * warp / WARPS, bytes * (warp + 1) / WARPS);
                 let mut data = vec![0; end - start];
                 self.load(bell.source + u64_of(start), &mut data);
-                let to = std::ptr::with_exposed_provenance_mut::<u8>(usize_of(bell.target) + start);
-                // SAFETY: the host asked for these bytes of its own memory, exposed when it was allocated, and leaves
-                // them alone until the answer.
-                unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+                self.store(bell.target + u64_of(start), &data);
             }
         }
+    }
+
+    /// Device memory by its window; any other address is one of the host's, exposed when its memory was allocated.
+    fn place(&self, addr: u64, bytes: usize) -> *mut u8 {
+        let window = self.ranges.iter().find_map(|window| window.find(addr, bytes));
+        window.unwrap_or_else(|| std::ptr::with_exposed_provenance_mut(usize_of(addr)))
     }
 
     fn load(&self, addr: u64, to: &mut [u8]) {
         if to.is_empty() {
             return;
         }
-        let from = self.sources.iter().find_map(|window| window.find(addr, to.len()));
-        let from = from.expect("the host asks for registered memory only");
+        let from = self.place(addr, to.len());
         fence::full();
-        // SAFETY: inside a window of whole pages, which outlives the threads.
+        // SAFETY: inside a window of whole pages, which outlives the threads, or in host memory that is aligned to a page
+        // and left alone until the answer.
         unsafe { copy::preferred().load(to, from) };
         fence::load();
+    }
+
+    fn store(&self, addr: u64, from: &[u8]) {
+        if from.is_empty() {
+            return;
+        }
+        let to = self.place(addr, from.len());
+        // SAFETY: as in `load`.
+        unsafe { copy::preferred().store(to, from) };
+        fence::store();
     }
 }

@@ -1,5 +1,5 @@
-// The GPU's half of the push agent: one block that stays on the GPU, waits for doorbells and copies what they ask for
-// into page-locked host memory.
+// The GPU's half of the push agent: one block that stays on the GPU, waits for doorbells and copies what they ask for,
+// between device memory and page-locked host memory.
 //
 // Requests are numbered, and request `number` rings in line `number & mask` of a ring in GPU memory. Every warp looks at
 // the doorbell itself, for handing the news over would cost time. A request ends at a barrier of the whole block, so all

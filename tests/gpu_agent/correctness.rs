@@ -48,6 +48,63 @@ fn every_size_and_alignment_arrives() {
     }
 }
 
+#[test]
+fn every_size_and_alignment_is_fetched() {
+    let Some(alone) = alone() else { return };
+    const BYTES: usize = 5 << 20;
+    let memory = alone.session.alloc(BYTES).unwrap();
+    let mapping = alone.session.pin(&memory).unwrap().map().unwrap();
+    let data = pattern(20, BYTES);
+    for threads in [512, 1024] {
+        let options = AgentOptions::default().threads(threads);
+        let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+        let mut buffer = agent.host_buffer(BYTES).unwrap();
+        buffer.as_mut_slice().copy_from_slice(&data);
+        let small = (0..=100).flat_map(|bytes| (0..16).map(move |n| (bytes, 1 + n, (n * 7 + bytes) % 16)));
+        let medium = (101..=2000).map(|bytes| (bytes, 1 + bytes * 5 % 64, bytes * 11 % 64));
+        for (bytes, offset, at) in small.chain(medium) {
+            mapping.write(0, &[0x5a; 3000][..offset + bytes + 64]).unwrap();
+            agent.write_from(&mut buffer, &[segment(offset, bytes, at)]).unwrap();
+            let mut seen = vec![0; offset + bytes + 64];
+            mapping.read(0, &mut seen).unwrap();
+            assert!(seen[offset..offset + bytes] == data[at..at + bytes], "{bytes} bytes at {at} to {offset}");
+            let around = seen[..offset].iter().chain(&seen[offset + bytes..]);
+            assert!(around.copied().all(|byte| byte == 0x5a), "{bytes} bytes at {at} to {offset}");
+        }
+        for (bytes, offset, at) in [(65536, 0, 0), (262_144, 16, 48), (1 << 20, 3, 8), (4_000_001, 7, 7)] {
+            agent.write_from(&mut buffer, &[segment(offset, bytes, at)]).unwrap();
+            let mut seen = vec![0; bytes];
+            memory.download(offset, &mut seen).unwrap();
+            assert!(seen == data[at..at + bytes], "{bytes} bytes at {at} to {offset}");
+            agent.write(0, offset, &data[at + 5..][..bytes]).unwrap();
+            memory.download(offset, &mut seen).unwrap();
+            assert!(seen == data[at + 5..][..bytes], "{bytes} bytes of any memory to {offset}");
+        }
+    }
+}
+
+/// What the CPU has just put into host memory is what the GPU fetches.
+#[test]
+fn no_write_is_stale() {
+    let Some(alone) = alone() else { return };
+    let rounds = from_env("GDRCOPY_AGENT_ROUNDS", 100_000) / 10;
+    let memory = alone.session.alloc(4096).unwrap();
+    let mapping = alone.session.pin(&memory).unwrap().map().unwrap();
+    let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default()).unwrap();
+    let mut buffer = agent.host_buffer(4096).unwrap();
+    let mut seen = [0; 1024];
+    for round in 1..=rounds {
+        for (n, word) in buffer.as_mut_slice().chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&((round << 16 | n) as u64).to_le_bytes());
+        }
+        agent.write_from(&mut buffer, &[segment(0, 4096, 0)]).unwrap();
+        let at = round % 4 * 1024;
+        mapping.read(at, &mut seen).unwrap();
+        assert!(seen == buffer.as_slice()[at..at + 1024], "round {round}");
+    }
+    println!("{rounds} rounds, none stale");
+}
+
 /// The source is written through BAR1 between requests, and no request brings what was there before.
 #[test]
 fn no_read_is_stale() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gdrcopy::agent::{AgentOptions, PushAgent, Segment};
-use gdrcopy::cuda::{PinnedHost, memcpy_to_host};
+use gdrcopy::cuda::{PinnedHost, memcpy_to_device, memcpy_to_host};
 
 use crate::alone;
 use crate::support::pattern;
@@ -78,6 +78,38 @@ fn beside_the_other_ways() {
             }
         }
         assert_eq!(agent.launches(), 1);
+        agent.stop().unwrap();
+    }
+}
+
+#[test]
+fn writes_beside_the_other_ways() {
+    let Some(alone) = alone() else { return };
+    const LIMIT: Duration = Duration::from_millis(60);
+    let memory = alone.session.alloc(4 << 20).unwrap();
+    memory.make_current().unwrap();
+    let mapping = alone.session.pin(&memory).unwrap().map().unwrap();
+    let mut host = PinnedHost::new(0, 4 << 20).unwrap();
+    host.as_mut_slice().fill(1);
+    println!("microseconds, p50 and p99 of single calls that return when the bytes are in device memory");
+    println!("{:>8}  {:^17}  {:^17}  {:^17}", "bytes", "agent", "BAR1 and flush", "cuMemcpyHtoD");
+    for threads in [512, 1024] {
+        println!("block of {threads} threads");
+        let options = AgentOptions::default().threads(threads).dedicated();
+        let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+        let mut buffer = agent.host_buffer(4 << 20).unwrap();
+        buffer.as_mut_slice().fill(1);
+        for bytes in [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20] {
+            let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
+            let pulled = Times::of(3000, LIMIT, || agent.write_from(&mut buffer, &whole).unwrap());
+            let from = &host.as_slice()[..bytes];
+            let bar1 = Times::of(3000, LIMIT, || {
+                mapping.write(0, from).unwrap();
+                mapping.flush().unwrap();
+            });
+            let cuda = Times::of(3000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), from) }.unwrap());
+            println!("{bytes:>8}  {}  {}  {}", pulled.shown(), bar1.shown(), cuda.shown());
+        }
         agent.stop().unwrap();
     }
 }
