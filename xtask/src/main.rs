@@ -38,7 +38,8 @@ usage: cargo xtask COMMAND
   gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
   install --prefix DIR [--libdir DIR] [--destdir DIR]
                             build and install the C library (libgdrapi.so.2, libgdrapi.a), its headers, and what
-                            pkg-config and CMake read; --libdir is below the prefix (default: lib)
+                            pkg-config and CMake read; --libdir is below the prefix (default: lib); with --features
+                            vulkan that backend is built in
   uninstall --prefix DIR [--libdir DIR] [--destdir DIR]
                             remove what install put there
   vm [--kernel 6.1|6.12] [--contract] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]

@@ -49,6 +49,11 @@ pub(crate) const ALL: &[Step] = &[
         about: "the same on backend gdrdrv, over a stand-in for modules 2.0 to 2.6",
         run: c_programs::tests_over_gdrdrv,
     },
+    Step {
+        name: "c vulkan",
+        about: "the library with backend vulkan: what it says where there is no Vulkan loader",
+        run: c_programs::with_vulkan,
+    },
     Step { name: "c memcheck", about: "the same under valgrind, where it is installed", run: c_programs::memcheck },
     Step { name: "c sanitize", about: "the same built with AddressSanitizer", run: c_programs::sanitize },
     Step {
