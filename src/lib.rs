@@ -62,6 +62,7 @@
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
 
 pub mod agent;
+pub mod auto;
 mod backend;
 mod batch;
 mod buffer;

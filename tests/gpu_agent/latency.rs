@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use gdrcopy::ParallelCopier;
 use gdrcopy::agent::{AgentOptions, PushAgent, Segment};
+use gdrcopy::auto::{AutoCopier, AutoOptions};
 use gdrcopy::cuda::{PinnedHost, memcpy_to_device, memcpy_to_host};
+use gdrcopy::policy::CopyDirection;
 
 use crate::alone;
 use crate::support::pattern;
@@ -42,7 +45,7 @@ impl Times {
 #[test]
 fn beside_the_other_ways() {
     let Some(alone) = alone() else { return };
-    const LIMIT: Duration = Duration::from_millis(60);
+    const LIMIT: Duration = Duration::from_millis(25);
     let memory = alone.session.alloc(1 << 20).unwrap();
     let data = pattern(12, 1 << 20);
     memory.upload(0, &data).unwrap();
@@ -85,7 +88,7 @@ fn beside_the_other_ways() {
 #[test]
 fn writes_beside_the_other_ways() {
     let Some(alone) = alone() else { return };
-    const LIMIT: Duration = Duration::from_millis(60);
+    const LIMIT: Duration = Duration::from_millis(25);
     let memory = alone.session.alloc(4 << 20).unwrap();
     memory.make_current().unwrap();
     let mapping = alone.session.pin(&memory).unwrap().map().unwrap();
@@ -181,5 +184,30 @@ fn rate_with_many_in_flight() {
         let seconds = started.elapsed().as_secs_f64();
         let (rate, gigabytes) = (f64::from(done) / seconds, f64::from(done) * bytes as f64 / seconds / 1e9);
         println!("{bytes:>8} bytes, 16 in flight: {rate:.0} reads/s, {gigabytes:.2} GB/s");
+    }
+}
+
+/// The automatic copier beside each method by itself, at sizes between those that it measured.
+#[test]
+fn automatic_copies_beside_each_method() {
+    let Some(alone) = alone() else { return };
+    let buffer = alone.session.alloc(8 << 20).unwrap();
+    let copier = ParallelCopier::builder();
+    let options =
+        AutoOptions::default().agent(AgentOptions::default().dedicated()).parallel(copier).time(Duration::from_secs(1));
+    let mut copier = AutoCopier::new(&alone.session, &buffer, options).unwrap();
+    let mut host = vec![1; 8 << 20];
+    println!("microseconds, p50 and p99 of single calls with memory that is not page-locked");
+    for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+        for power in 0..=23 {
+            let bytes = 1 << power;
+            let shown = copier.explain(direction, bytes).to_string();
+            let host = &mut host[..bytes];
+            let times = Times::of(2000, Duration::from_millis(20), || match direction {
+                CopyDirection::HostToDevice => copier.write(0, host).unwrap(),
+                CopyDirection::DeviceToHost => copier.read(0, host).unwrap(),
+            });
+            println!("{}  {shown}", times.shown());
+        }
     }
 }
