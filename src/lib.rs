@@ -63,6 +63,8 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_arch = "x86_64")))]
 compile_error!("gdrcopy runs on 64-bit x86 Linux only so far: the copy routines for other processors are not written");
 
+pub mod agent;
+pub mod auto;
 mod backend;
 mod batch;
 mod buffer;

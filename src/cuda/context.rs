@@ -159,6 +159,10 @@ unsafe impl Send for Primary {}
 unsafe impl Sync for Primary {}
 
 impl Primary {
+    pub(crate) fn handle(&self) -> Handle {
+        self.context
+    }
+
     pub(crate) fn enter(&self) -> Result<Entered> {
         Entered::new(self.device.driver, self.context)
     }

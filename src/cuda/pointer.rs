@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::context::{Device, Entered};
+use super::context::{Device, Entered, Primary};
 use super::driver::{Driver, Handle, INVALID_VALUE, SUCCESS};
 use super::memory::SHARED_BELOW;
 use crate::error::{Error, ErrorKind, MemoryKind, Result};
@@ -194,6 +194,11 @@ impl Block {
         self.base.raw().saturating_add(u64_of(self.bytes))
     }
 
+    /// Whether kernels of this context can reach it: memory without a context is everybody's on its GPU.
+    pub(crate) fn is_in(&self, primary: &Primary) -> bool {
+        self.context.0.is_null() || self.context.0 == primary.handle()
+    }
+
     /// Checks that `span`, which starts in this block, also ends in it.
     pub(crate) fn contains(&self, span: Span) -> Result<()> {
         if span.end() <= self.end() {
@@ -242,5 +247,5 @@ impl Block {
 pub(crate) struct BlockContext {
     // Popped before it is released.
     _entered: Entered,
-    _primary: Option<super::context::Primary>,
+    _primary: Option<Primary>,
 }

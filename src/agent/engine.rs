@@ -1,0 +1,64 @@
+//! What runs the agent's kernel: a GPU, or threads that stand in for one.
+
+use std::time::Duration;
+
+use super::standin::StandIn;
+use crate::error::Result;
+
+/// What the kernel is told at each launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    /// The ring's device address.
+    pub(super) ring: u64,
+    /// The control lines' address as the device sees it.
+    pub(super) control: u64,
+    /// 0: for ever.
+    pub(super) idle_ns: u64,
+    pub(super) residency_ns: u64,
+    /// Lines in the ring, less 1.
+    pub(super) mask: u32,
+    pub(super) next: u32,
+    pub(super) generation: u32,
+}
+
+/// One block at a time, each launched once the one before has announced that it leaves.
+pub(super) enum Engine<'a> {
+    #[cfg(feature = "cuda")]
+    Gpu(super::gpu::Gpu),
+    StandIn(StandIn<'a>),
+}
+
+impl Engine<'_> {
+    pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.launch(launch),
+            Self::StandIn(threads) => threads.launch(launch),
+        }
+    }
+
+    /// Whether nothing runs any more.
+    pub(super) fn has_ended(&self) -> Result<bool> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.has_ended(),
+            Self::StandIn(threads) => Ok(threads.has_ended()),
+        }
+    }
+
+    /// Waits until nothing runs any more.
+    pub(super) fn finish(&mut self, limit: Duration) -> Result<()> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.finish(limit),
+            Self::StandIn(threads) => threads.finish(limit),
+        }
+    }
+
+    /// Lets the stand-in's threads have the processor; a GPU needs none.
+    pub(super) fn give_way(&self) {
+        if let Self::StandIn(_) = self {
+            std::thread::yield_now();
+        }
+    }
+}

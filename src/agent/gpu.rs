@@ -1,0 +1,144 @@
+//! The kernel on a GPU: `src/ptx/push.cu`.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use super::engine::Launch;
+use crate::cuda::context::Device;
+use crate::cuda::driver::Driver;
+use crate::cuda::pointer::{Block, Pools};
+use crate::cuda::{Kernel, Module, Priority, Stream};
+use crate::error::{Error, ErrorKind, Feature, Result};
+use crate::range::GpuAddr;
+
+pub(super) const PTX: &str = include_str!("../ptx/push.ptx");
+
+/// Threads of the kernel `push`; a larger block is `push_wide`'s.
+const NARROW: u32 = 512;
+
+/// `CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT`.
+const ATTRIBUTE_WATCHDOG: i32 = 17;
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`.
+const ATTRIBUTE_MPS: i32 = 133;
+
+/// Whether a kernel may stay on this GPU.
+pub(super) fn check_gpu(ordinal: usize) -> Result<()> {
+    let device = Device::new(Driver::get()?, ordinal)?;
+    let is_on = |attribute| device.attribute(attribute).is_some_and(|value| value != 0);
+    if is_on(ATTRIBUTE_MPS) {
+        return Err(Error::new(
+            "agent",
+            ErrorKind::UnsupportedFeature(Feature::Mps),
+            "the process runs under MPS, where a kernel that stays would hold up other processes",
+        )
+        .remedy("start the process without MPS (unset CUDA_MPS_PIPE_DIRECTORY, or stop the control daemon)"));
+    }
+    if is_on(ATTRIBUTE_WATCHDOG) {
+        return Err(Error::new(
+            "agent",
+            ErrorKind::UnsupportedFeature(Feature::Operation),
+            format!("GPU {ordinal} drives a display, whose watchdog ends kernels that stay"),
+        )
+        .remedy("use a GPU without a display"));
+    }
+    Ok(())
+}
+
+/// Whether the kernel can reach the memory at `addr`: a wrong address would end the whole context.
+pub(super) fn check_address(ordinal: usize, addr: GpuAddr) -> Result<()> {
+    let driver = Driver::get()?;
+    let block = Block::of(driver, addr, Pools::Fine)?;
+    let refuse = |cause: String, remedy| Err(Error::new("agent", ErrorKind::InvalidArgument, cause).remedy(remedy));
+    if block.ordinal != ordinal {
+        let cause = format!("{addr} is on GPU {}, the agent on GPU {ordinal}", block.ordinal);
+        return refuse(cause, "start an agent for each GPU");
+    }
+    if !block.is_in(&Device::new(driver, ordinal)?.retain_primary()?) {
+        let cause = format!("{addr} was allocated in another context than the GPU's primary one, where the agent is");
+        return refuse(cause, "allocate in the primary context (as the CUDA runtime does), or with Session::alloc");
+    }
+    Ok(())
+}
+
+/// The loaded kernel and its stream.
+pub(super) struct Gpu {
+    kernel: Kernel<'static>,
+    stream: Stream<'static>,
+    threads: u32,
+    /// Declared after those that refer to it, so it goes last.
+    _module: Loaded,
+}
+
+/// A module at an address of its own, unloaded on drop.
+struct Loaded(NonNull<Module>);
+
+// SAFETY: an owned module, which is Send.
+unsafe impl Send for Loaded {}
+
+impl Loaded {
+    fn get(&self) -> &'static Module {
+        // SAFETY: lives until this value is dropped, which `Gpu` does after all that refers to it.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // SAFETY: made by Box::leak in `Gpu::new`, and dropped once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Gpu {
+    pub(super) fn new(ordinal: usize, threads: u32) -> Result<Self> {
+        let module = Loaded(NonNull::from(Box::leak(Box::new(Module::load(ordinal, PTX)?))));
+        let name = if threads <= NARROW { c"push" } else { c"push_wide" };
+        let kernel = module.get().kernel(name)?;
+        let stream = module.get().stream(Priority::High)?;
+        Ok(Self { kernel, stream, threads, _module: module })
+    }
+
+    pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {
+        let words = words(&launch);
+        // SAFETY: the kernel's one parameter is these words; ring, control lines and every address in a doorbell stay
+        // allocated until `finish` has said that the kernel has ended, or for ever.
+        unsafe { self.kernel.launch(&self.stream, 1, self.threads, &words) }
+    }
+
+    pub(super) fn has_ended(&self) -> Result<bool> {
+        self.stream.is_idle()
+    }
+
+    pub(super) fn finish(&self, limit: Duration) -> Result<()> {
+        self.stream.finish(limit)
+    }
+}
+
+/// `struct Push`.
+fn words(launch: &Launch) -> [u64; 7] {
+    [
+        launch.ring,
+        launch.control,
+        launch.idle_ns,
+        launch.residency_ns,
+        u64::from(launch.mask),
+        u64::from(launch.next),
+        u64::from(launch.generation),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_has_the_kernels_size() {
+        let launch =
+            Launch { ring: 1, control: 2, idle_ns: 3, residency_ns: 4, mask: 5, next: u32::MAX, generation: 7 };
+        let words = words(&launch);
+        assert_eq!(words, [1, 2, 3, 4, 5, u64::from(u32::MAX), 7]);
+        for kernel in ["push", "push_wide"] {
+            assert_eq!(crate::cuda::parameter_bytes(PTX, kernel), Some(size_of_val(&words)), "{kernel}");
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! The push agent's protocol, with threads of the CPU in the kernel's place: what is tested is everything but the kernel
+//! itself, which `gpu_agent` tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use common::counting::{Counting, calls_during};
+use common::fork::in_child;
+use common::subject::{emulated, pattern};
+use gdrcopy::agent::{AgentOptions, Fault, HostBuffer, PushAgent, Segment, Ticket};
+use gdrcopy::emulated::EmulatedConfig;
+use gdrcopy::{DeviceBuffer, ErrorKind, Feature, Session};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const BYTES: usize = 3 << 20;
+
+fn session() -> Session {
+    emulated(EmulatedConfig::default()).open().unwrap()
+}
+
+fn stand_in() -> AgentOptions {
+    AgentOptions::default().cpu_stand_in().deadline(Duration::from_secs(20))
+}
+
+/// Device memory with known bytes in it.
+fn filled(session: &Session, bytes: usize) -> (DeviceBuffer, Vec<u8>) {
+    let buffer = session.alloc(bytes).unwrap();
+    let data = pattern(9, bytes);
+    buffer.upload(0, &data).unwrap();
+    (buffer, data)
+}
+
+fn segment(offset: usize, bytes: usize, at: usize) -> Segment {
+    Segment { range: 0, offset, bytes, at }
+}
+
+/// Numbers without a pattern, the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % limit
+    }
+}
+
+#[test]
+fn every_size_and_alignment_arrives() {
+    let session = session();
+    let (memory, data) = filled(&session, BYTES);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in().dedicated()).unwrap();
+    let mut buffer = agent.host_buffer(BYTES).unwrap();
+    let mut dice = Dice(1);
+    let edges = [131_071, 131_072, 131_073, 1 << 20, (1 << 20) + 131_072 * 3 + 1];
+    for bytes in (0..=4096).chain(edges) {
+        let (offset, at) = (dice.below(100), dice.below(100));
+        let mut to = vec![0xa5; bytes + 2];
+        agent.read(0, offset, &mut to[1..=bytes]).unwrap();
+        assert!(to[1..=bytes] == data[offset..offset + bytes], "{bytes} bytes at {offset}");
+        assert_eq!((to[0], to[bytes + 1]), (0xa5, 0xa5));
+
+        buffer.as_mut_slice()[..at + bytes + 1].fill(0x5a);
+        agent.read_into(&mut buffer, &[segment(offset, bytes, at)]).unwrap();
+        let seen = buffer.as_slice();
+        assert!(seen[at..at + bytes] == data[offset..offset + bytes], "{bytes} bytes at {offset} to {at}");
+        assert!(seen[..at].iter().chain(&seen[at + bytes..=at + bytes]).all(|&byte| byte == 0x5a));
+    }
+    assert_eq!(agent.launches(), 1, "a dedicated agent stays");
+    agent.stop().unwrap();
+}
+
+#[test]
+fn every_size_and_alignment_is_fetched() {
+    let session = session();
+    let memory = session.alloc(BYTES).unwrap();
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let mut buffer = agent.host_buffer(BYTES).unwrap();
+    let data = pattern(10, BYTES);
+    buffer.as_mut_slice().copy_from_slice(&data);
+    let mut dice = Dice(5);
+    for bytes in (0..=4096).step_by(3).chain([131_073, 1 << 20]) {
+        let (offset, at) = (1 + dice.below(100), dice.below(100));
+        memory.upload(0, &vec![0x5a; offset + bytes + 1]).unwrap();
+        agent.write_from(&mut buffer, &[segment(offset, bytes, at)]).unwrap();
+        let mut seen = vec![0; offset + bytes + 1];
+        memory.download(0, &mut seen).unwrap();
+        assert!(seen[offset..offset + bytes] == data[at..at + bytes], "{bytes} bytes at {at} to {offset}");
+        assert!(seen[..offset].iter().chain(&seen[offset + bytes..]).all(|&byte| byte == 0x5a));
+
+        agent.write(0, offset, &data[at + 1..][..bytes]).unwrap();
+        memory.download(0, &mut seen).unwrap();
+        assert!(seen[offset..offset + bytes] == data[at + 1..][..bytes], "{bytes} bytes of any memory to {offset}");
+        assert!(seen[..offset].iter().chain(&seen[offset + bytes..]).all(|&byte| byte == 0x5a));
+    }
+    // Both ways in flight, one after the other.
+    let ticket = agent.submit_write(buffer, &[segment(0, 3000, 17), segment(5000, 100, 4)]).unwrap();
+    let back = agent.host_buffer(6000).unwrap();
+    let other = agent.submit(back, &[segment(0, 5100, 0)]).unwrap();
+    let back = agent.wait(other).unwrap();
+    assert!(agent.is_done(&ticket).unwrap());
+    agent.wait(ticket).unwrap();
+    assert!(back.as_slice()[..3000] == data[17..3017] && back.as_slice()[5000..5100] == data[4..104]);
+}
+
+#[test]
+fn packets_and_answers_bring_the_same() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    for limit in [0, 1, 7, 8, 100, 1024] {
+        let mut agent = PushAgent::start(&session, [&memory], stand_in().packet_bytes(limit)).unwrap();
+        for bytes in [1, 7, 8, 9, 99, 100, 101, 1023, 1024, 1025] {
+            let mut to = vec![0; bytes];
+            agent.read(0, 3, &mut to).unwrap();
+            assert!(to == data[3..3 + bytes], "{bytes} bytes, packets up to {limit}");
+        }
+    }
+}
+
+#[test]
+fn a_thousand_starts_and_stops() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    let mut dice = Dice(2);
+    for cycle in 0..1000 {
+        let mut agent = PushAgent::start(&session, [&memory], stand_in().ring(16)).unwrap();
+        for _ in 0..dice.below(4) {
+            let (offset, bytes) = (dice.below(2000), dice.below(2000));
+            let mut to = vec![0; bytes];
+            agent.read(0, offset, &mut to).unwrap();
+            assert!(to == data[offset..offset + bytes], "cycle {cycle}");
+        }
+        if cycle % 2 == 0 {
+            agent.stop().unwrap();
+        }
+    }
+    drop(memory);
+    assert_eq!(session.emulated().unwrap().live(), gdrcopy::emulated::Live::default(), "nothing is left");
+}
+
+/// Requests at about the moment at which the kernel leaves: none is lost, none is answered with another's data.
+#[test]
+fn a_request_that_meets_a_leaving_kernel_is_served() {
+    let session = session();
+    let (memory, data) = filled(&session, 8192);
+    let options = stand_in().ring(16).idle_timeout(Some(Duration::from_micros(10)));
+    let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+    let mut buffer = agent.host_buffer(4096).unwrap();
+    let mut dice = Dice(3);
+    let mut requests = 0;
+    while agent.launches() < 500 {
+        assert!(requests < 1_000_000, "{} launches", agent.launches());
+        let pause = Instant::now();
+        let length = Duration::from_nanos(u64::try_from(dice.below(60_000)).unwrap());
+        while requests % 3 != 0 && pause.elapsed() < length {
+            std::thread::yield_now();
+        }
+        let (offset, bytes) = (dice.below(4096), 1 + dice.below(1500));
+        if requests % 2 == 0 {
+            let mut to = vec![0; bytes];
+            agent.read(0, offset, &mut to).unwrap();
+            assert!(to == data[offset..offset + bytes], "request {requests}");
+        } else {
+            agent.read_into(&mut buffer, &[segment(offset, bytes, 0)]).unwrap();
+            assert!(buffer.as_slice()[..bytes] == data[offset..offset + bytes], "request {requests}");
+        }
+        requests += 1;
+    }
+}
+
+#[test]
+fn a_busy_kernel_leaves_when_its_time_is_up() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    let options = stand_in().idle_timeout(None).residency(Some(Duration::from_micros(500)));
+    let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+    let started = Instant::now();
+    let mut requests = 0_usize;
+    while started.elapsed() < Duration::from_millis(100) {
+        let mut to = [0; 64];
+        agent.read(0, requests % 4000, &mut to).unwrap();
+        assert!(to == data[requests % 4000..][..64]);
+        requests += 1;
+    }
+    assert!(agent.launches() > 5, "{} launches, {requests} requests", agent.launches());
+}
+
+#[test]
+fn an_idle_kernel_leaves_and_comes_back() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let started = Instant::now();
+    while agent.is_resident() {
+        assert!(started.elapsed() < Duration::from_secs(10), "200 us of idling have passed");
+        std::thread::yield_now();
+    }
+    let mut to = [0; 100];
+    agent.read(0, 1, &mut to).unwrap();
+    assert!(to == data[1..101]);
+    assert_eq!(agent.launches(), 2);
+}
+
+/// Many in flight, waited for in any order, over many turns of a small ring, while kernels come and go.
+#[test]
+fn several_requests_are_in_flight() {
+    let session = session();
+    let (memory, data) = filled(&session, 1 << 16);
+    let options = stand_in().ring(16).idle_timeout(Some(Duration::from_micros(100)));
+    let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+    let mut free: Vec<HostBuffer> = (0..24).map(|_| agent.host_buffer(4096).unwrap()).collect();
+    let mut flying: VecDeque<(Ticket, usize, usize)> = VecDeque::new();
+    let mut dice = Dice(4);
+    let (mut made, mut served) = (0, 0);
+    while served < 5000 {
+        if made < 5000 && !free.is_empty() && dice.below(3) > 0 {
+            let (offset, bytes) = (dice.below(1 << 15), dice.below(4097));
+            let ticket = agent.submit(free.pop().unwrap(), &[segment(offset, bytes, 4096 - bytes)]).unwrap();
+            flying.push_back((ticket, offset, bytes));
+            made += 1;
+        } else if !flying.is_empty() {
+            let (ticket, offset, bytes) = flying.remove(dice.below(flying.len())).unwrap();
+            if dice.below(2) == 0 {
+                while !agent.is_done(&ticket).unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+            let buffer = agent.wait(ticket).unwrap();
+            assert!(buffer.as_slice()[4096 - bytes..] == data[offset..offset + bytes], "request {served}");
+            free.push(buffer);
+            served += 1;
+            // A read of another form in between.
+            let mut to = [0; 40];
+            agent.read(0, offset, &mut to).unwrap();
+            assert!(to == data[offset..offset + 40]);
+        }
+    }
+}
+
+#[test]
+fn a_request_of_many_pieces_is_answered_once() {
+    let session = session();
+    let (memory, data) = filled(&session, 1 << 16);
+    let (other, more) = filled(&session, 5000);
+    let mut agent = PushAgent::start(&session, [&memory, &other], stand_in().ring(16)).unwrap();
+    let mut buffer = agent.host_buffer(1 << 16).unwrap();
+    for pieces in [0, 1, 3, 4, 5, 40, 200] {
+        let segments: Vec<Segment> = (0..pieces)
+            .map(|n| Segment { range: n % 2, offset: n * 7, bytes: (n * 13) % 90, at: n * 100 + n % 3 })
+            .collect();
+        buffer.as_mut_slice().fill(0);
+        agent.read_into(&mut buffer, &segments).unwrap();
+        let mut expected = vec![0; 1 << 16];
+        for s in &segments {
+            let from = if s.range == 0 { &data } else { &more };
+            expected[s.at..s.at + s.bytes].copy_from_slice(&from[s.offset..s.offset + s.bytes]);
+        }
+        assert!(buffer.as_slice() == expected, "{pieces} pieces");
+    }
+}
+
+#[test]
+fn numbers_wrap() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    for first in [u32::MAX - 40, u32::MAX - 1, u32::MAX, 0] {
+        let options = stand_in().ring(16).first_number(first).idle_timeout(Some(Duration::from_micros(100)));
+        let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+        let mut buffer = agent.host_buffer(4096).unwrap();
+        for request in 0..200 {
+            let mut to = vec![0; 1 + request % 1024];
+            agent.read(0, request, &mut to).unwrap();
+            assert!(to == data[request..][..to.len()], "{first} {request}");
+            let pieces: Vec<Segment> = (0..request % 7).map(|n| segment(request + n, 100, n * 100)).collect();
+            agent.read_into(&mut buffer, &pieces).unwrap();
+            for piece in pieces {
+                assert!(buffer.as_slice()[piece.at..][..100] == data[piece.offset..][..100], "{first} {request}");
+            }
+        }
+    }
+}
+
+/// What this thread wrote through a mapping before is what it reads.
+#[test]
+fn a_read_sees_earlier_writes() {
+    let session = session();
+    let memory = session.alloc(4096).unwrap();
+    let mapping = session.pin(&memory).unwrap().map().unwrap();
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let mut buffer = agent.host_buffer(2048).unwrap();
+    for round in 0..3000 {
+        let data = pattern(round, 2048);
+        mapping.write_posted(64, &data).unwrap();
+        let mut to = [0; 300];
+        agent.read(0, 64, &mut to).unwrap();
+        assert!(to == data[..300], "round {round}");
+        agent.read_into(&mut buffer, &[segment(64, 2048, 0)]).unwrap();
+        assert!(buffer.as_slice() == data, "round {round}");
+    }
+}
+
+#[test]
+fn an_agent_may_go_with_requests_in_flight() {
+    let session = session();
+    let (memory, data) = filled(&session, 1 << 16);
+    for cycle in 0..100_usize {
+        let mut agent = PushAgent::start(&session, [&memory], stand_in().ring(16)).unwrap();
+        let mut tickets: Vec<Ticket> = (0..6)
+            .map(|_| {
+                let buffer = agent.host_buffer(1 << 12).unwrap();
+                agent.submit(buffer, &[segment(cycle, 1 << 12, 0)]).unwrap()
+            })
+            .collect();
+        tickets.truncate(cycle % 7);
+        let kept = tickets.pop().map(|ticket| agent.wait(ticket).unwrap());
+        drop(agent);
+        // A buffer that came back outlives the agent.
+        assert!(kept.is_none_or(|buffer| buffer.as_slice() == &data[cycle..cycle + (1 << 12)]));
+    }
+}
+
+#[test]
+fn a_kernel_that_died_is_an_error_and_no_hang() {
+    let session = session();
+    let (memory, _) = filled(&session, 1 << 16);
+    for in_packets in [true, false] {
+        let mut agent = PushAgent::start(&session, [&memory], stand_in().stand_in_fault(3, Fault::Dies)).unwrap();
+        let mut buffer = agent.host_buffer(1 << 16).unwrap();
+        let one = |agent: &mut PushAgent<'_>, buffer: &mut HostBuffer| {
+            if in_packets { agent.read(0, 0, &mut [0; 8]) } else { agent.read_into(buffer, &[segment(0, 5000, 0)]) }
+        };
+        for _ in 0..3 {
+            one(&mut agent, &mut buffer).unwrap();
+        }
+        let started = Instant::now();
+        let error = one(&mut agent, &mut buffer).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io(libc::EIO), "{error}");
+        assert!(error.to_string().contains("ended without a word"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5), "sooner than the deadline");
+        assert_eq!(agent.read(0, 0, &mut [0; 2000]).unwrap_err().kind(), error.kind(), "for good");
+        assert_eq!(buffer.is_empty(), !in_packets);
+        drop(agent);
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn a_kernel_that_hangs_is_an_error_and_no_hang() {
+    let session = session();
+    let (memory, _) = filled(&session, 1 << 16);
+    let limit = Duration::from_millis(200);
+    let options = stand_in().dedicated().deadline(limit).stand_in_fault(1, Fault::Hangs);
+    let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+    let mut buffer = agent.host_buffer(4096).unwrap();
+    agent.read_into(&mut buffer, &[segment(0, 4096, 0)]).unwrap();
+    let started = Instant::now();
+    let error = agent.read_into(&mut buffer, &[segment(0, 4096, 0)]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains("did not answer within 200 ms"), "{error}");
+    assert!(buffer.as_slice().is_empty(), "the kernel may still write to it");
+    assert_eq!(agent.stop().unwrap_err().kind(), ErrorKind::Busy);
+    assert!((2 * limit..20 * limit).contains(&started.elapsed()), "{:?}", started.elapsed());
+    assert!(session.emulated().unwrap().live().pins > 0, "what the kernel uses stays");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let session = session();
+    let (memory, _) = filled(&session, 4096);
+    let refused = |options: AgentOptions| PushAgent::start(&session, [&memory], options).unwrap_err();
+    let error = refused(AgentOptions::default());
+    assert_eq!(error.kind(), ErrorKind::UnsupportedFeature(Feature::Operation));
+    assert!(error.to_string().contains("has no GPU") && error.to_string().contains("cpu_stand_in()"), "{error}");
+    for options in [
+        stand_in().threads(0),
+        stand_in().threads(32),
+        stand_in().threads(100),
+        stand_in().threads(1056),
+        stand_in().ring(8),
+        stand_in().ring(24),
+        stand_in().packet_bytes(1025),
+        stand_in().idle_timeout(Some(Duration::ZERO)),
+        stand_in().residency(Some(Duration::ZERO)),
+    ] {
+        let error = refused(options);
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.hint().is_some() && !error.to_string().contains('\n'), "{error}");
+    }
+    let none: [&DeviceBuffer; 0] = [];
+    assert_eq!(PushAgent::start(&session, none, stand_in()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    for (range, offset, bytes) in [(0, 0, 4097), (0, 4097, 0), (0, 4000, 97), (0, usize::MAX, 2), (1, 0, 1)] {
+        let mut to = vec![7; bytes];
+        assert_eq!(agent.read(range, offset, &mut to).unwrap_err().kind(), ErrorKind::OutOfBounds);
+        assert!(to.iter().all(|&byte| byte == 7));
+    }
+    assert_eq!(agent.host_buffer(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let mut buffer = agent.host_buffer(100).unwrap();
+    for bad in [segment(0, 101, 0), segment(0, 1, 100), segment(0, 2, usize::MAX), segment(4096, 1, 0)] {
+        assert_eq!(agent.read_into(&mut buffer, &[bad]).unwrap_err().kind(), ErrorKind::OutOfBounds);
+        let error = agent.submit(buffer, &[segment(0, 1, 0), bad]).unwrap_err();
+        assert_eq!(error.error().kind(), ErrorKind::OutOfBounds);
+        buffer = error.into_buffer().unwrap();
+        assert_eq!(buffer.len(), 100);
+    }
+
+    let mut other = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let error = other.read_into(&mut buffer, &[segment(0, 1, 0)]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "another agent's buffer");
+    let ticket = agent.submit(buffer, &[segment(0, 1, 0)]).unwrap();
+    assert_eq!(other.is_done(&ticket).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(other.wait(ticket).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    agent.read(0, 0, &mut [0; 2000]).unwrap();
+}
+
+#[test]
+fn a_forked_child_is_told_and_harms_nothing() {
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    let mut kept = Some(PushAgent::start(&session, [&memory], stand_in()).unwrap());
+    let mut buffer = kept.as_mut().map(|agent| agent.host_buffer(64).unwrap());
+    in_child(|| {
+        let (mut agent, mut buffer) = (kept.take().unwrap(), buffer.take().unwrap());
+        assert_eq!(agent.read(0, 0, &mut [0; 8]).unwrap_err().kind(), ErrorKind::WrongProcess);
+        let error = agent.read_into(&mut buffer, &[segment(0, 8, 0)]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WrongProcess);
+        assert_eq!(agent.host_buffer(8).unwrap_err().kind(), ErrorKind::WrongProcess);
+        drop(buffer);
+        drop(agent);
+    });
+    let agent = kept.as_mut().unwrap();
+    let mut to = [0; 64];
+    agent.read(0, 0, &mut to).unwrap();
+    assert!(to == data[..64]);
+    agent.read_into(buffer.as_mut().unwrap(), &[segment(0, 64, 0)]).unwrap();
+}
+
+#[test]
+fn reads_allocate_nothing() {
+    let session = session();
+    let (memory, _) = filled(&session, 1 << 20);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in().dedicated()).unwrap();
+    let mut buffer = Some(agent.host_buffer(4096).unwrap());
+    let mut to = vec![0; 300_000];
+    let calls = calls_during(|| {
+        for bytes in [1, 64, 1024, 4096, 300_000] {
+            agent.read(0, 5, &mut to[..bytes]).unwrap();
+            let ticket = agent.submit(buffer.take().unwrap(), &[segment(1, 4000, 2), segment(9, 90, 4002)]).unwrap();
+            buffer = Some(agent.wait(ticket).unwrap());
+        }
+    });
+    assert_eq!(calls, 0);
+}
+
+#[test]
+fn agents_move_between_threads() {
+    fn is_send<T: Send>(_: &T) {}
+    let session = session();
+    let (memory, data) = filled(&session, 4096);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    is_send(&agent);
+    for turn in 0..4 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut to = [0; 2000];
+                agent.read(0, turn, &mut to).unwrap();
+                assert!(to == data[turn..turn + 2000]);
+            });
+        });
+    }
+}
