@@ -9,8 +9,9 @@ use gdrcopy::ErrorKind;
 use gdrcopy::agent::{AgentOptions, PushAgent};
 use gdrcopy::cuda::{Module, PinnedHost, Priority};
 
+use crate::common::fork;
 use crate::support::{self, check, pattern};
-use crate::{alone, fork, from_env};
+use crate::{alone, from_env};
 
 const LOAD: &str = include_str!("../../src/ptx/load.ptx");
 

@@ -12,10 +12,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gdrcopy::{RmLevel, Session};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod correctness;
-#[path = "../common/fork.rs"]
-#[allow(dead_code, unreachable_pub, reason = "each test binary uses its own part of this")]
-mod fork;
 mod hazards;
 mod latency;
 #[path = "../gpu/support.rs"]
