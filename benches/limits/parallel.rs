@@ -109,6 +109,16 @@ fn carry(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
     }
 }
 
+/// Some copies, the last of them with all workers: whoever sleeps is not waited for, but is awake for the next.
+fn awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
+    crew.wake();
+    let begin = Instant::now();
+    while crew.awake() < crew.cpus().len() && begin.elapsed() < REST {
+        std::hint::spin_loop();
+    }
+    (0..4).try_for_each(|_| carry(crew, lab, load))
+}
+
 pub(crate) fn run(lab: &Lab<'_>, found: &mut Findings) -> std::result::Result<(), Failure> {
     for case in &CASES {
         one_case(lab, found, case)?;
@@ -139,14 +149,13 @@ fn one_case(lab: &Lab<'_>, found: &mut Findings, case: &Case) -> std::result::Re
     crews.extend(judged.map(|at| crews[at]));
 
     let calls = calls_in(BLOCK, MOST_CALLS, |_| load.carry(lab.mapping))?;
+    // As many copies as one core makes in a block, times the cores.
+    let calls_of = |crew: &ParallelCopier| calls * u32::try_from(crew.threads()).unwrap_or(1);
     let mut arms = vec![Arm::sustained(calls, |_| load.carry(lab.mapping)).after(rest)];
     arms.extend(crews.iter().map(|crew| {
-        // As many copies as one core makes in a block, times the cores.
-        Arm::sustained(calls, |_| carry(crew, lab, &load)).after(|| {
+        Arm::sustained(calls_of(crew), |_| carry(crew, lab, &load)).after(|| {
             rest()?;
-            crew.wake();
-            // Whoever sleeps is not waited for, but is awake for the next.
-            (0..4).try_for_each(|_| carry(crew, lab, &load))
+            awake(crew, lab, &load)
         })
     }));
     let rounds = Rounds::run(lab.clock, &mut arms, lab.pace.limit(TIME))?;
@@ -157,11 +166,11 @@ fn one_case(lab: &Lab<'_>, found: &mut Findings, case: &Case) -> std::result::Re
     let everybody = std::iter::once(None).chain(crews.iter().copied().map(Some));
     for (index, crew) in everybody.enumerate() {
         let verified = load.verify(lab.mapping, &lab.rig.buffer, || match crew {
-            Some(crew) => carry(crew, lab, &load),
+            Some(crew) => awake(crew, lab, &load),
             None => load.carry(lab.mapping),
         })?;
-        let cores = crew.map_or(1, ParallelCopier::threads);
-        let name = format!("{cores} cores");
+        let name = by(crew.map_or(1, ParallelCopier::threads));
+        let calls = crew.map_or(calls, calls_of);
         let median =
             found.figure(place, &name, &report::Arm { rounds: &rounds, index, calls, per_call: 1.0 }, verified);
         let workers = crew.map_or_else(String::new, |crew| format!(", workers on CPUs {:?}", crew.cpus()));
