@@ -202,11 +202,11 @@ impl<'a> Mapping<'a> {
         let dst = self.at(op, offset, from.len())?;
         // SAFETY: `at` proved that the bytes lie in the live window.
         if unsafe { self.store_inlined(dst, from) } {
-            return Ok(());
+            Ok(())
+        } else {
+            // SAFETY: as above.
+            unsafe { self.store_called(dst, from, false) }
         }
-        // SAFETY: as above; `from` is host memory, which device memory cannot overlap.
-        unsafe { self.routine_for(from.len()).store_called(dst, from) };
-        Ok(())
     }
 
     /// Stores what takes one access, and a message that fills its line: neither needs a plan or a call. Says whether it
@@ -235,17 +235,11 @@ impl<'a> Mapping<'a> {
     pub(crate) unsafe fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
         // SAFETY: in the live window by contract; `from` is host memory, which device memory cannot overlap; a routine in
         // use is available.
-        unsafe { self.routine_for(from.len()).store_called(dst, from) };
+        unsafe { self.routine.store_called(dst, from) };
         if then_fence {
             fence::store();
         }
         Ok(())
-    }
-
-    /// The routine that stores so many bytes.
-    #[inline(always)]
-    fn routine_for(&self, _bytes: usize) -> &'static Routine {
-        self.routine
     }
 
     /// Reads `to.len()` bytes from byte `offset`, all fetched from the device after the call began.
@@ -262,10 +256,24 @@ impl<'a> Mapping<'a> {
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let src = self.at("read", offset, to.len())?;
         fence::full();
-        // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines.
-        unsafe { self.routine.load(to, src) };
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if !unsafe { copy::load_single(to, src) } {
+            // SAFETY: as above.
+            unsafe { self.load_called(to, src) };
+        }
         fence::load();
         Ok(())
+    }
+
+    /// What takes more than one access.
+    ///
+    /// # Safety
+    ///
+    /// As many bytes as `to` has lie in the live window at `src`.
+    #[inline(never)]
+    unsafe fn load_called(&self, to: &mut [u8], src: *const u8) {
+        // SAFETY: in the live window by contract, which is whole pages and so whole lines; a routine in use is available.
+        unsafe { self.routine.load(to, src) };
     }
 
     /// Returns once this thread's earlier writes through this mapping have arrived at the device: `MFENCE`, then one

@@ -98,5 +98,5 @@ pub(crate) use kernel::scalar_routine;
 pub use kernel::{by_name, preferred, routines};
 pub(crate) use plan::LINE_BYTES;
 pub use routine::Routine;
-pub(crate) use scalar::store_single;
+pub(crate) use scalar::{load_single, store_single};
 pub use scalar::{load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64};

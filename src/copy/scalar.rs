@@ -116,7 +116,7 @@ pub(crate) unsafe fn store_single(dst: *mut u8, src: &[u8]) -> bool {
 ///
 /// `src` is valid for a load of `dst.len()` bytes.
 #[inline(always)]
-pub(super) unsafe fn load_single(dst: &mut [u8], src: *const u8) -> bool {
+pub(crate) unsafe fn load_single(dst: &mut [u8], src: *const u8) -> bool {
     macro_rules! load {
         ($load:ident) => {{
             // SAFETY: the caller vouches for `src`; its alignment was tested by the arm that got here.
