@@ -14,6 +14,7 @@ use crate::copy::{self, LINE_BYTES, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 use crate::pinned::PinCore;
+use crate::policy::Routines;
 use crate::publish::Publish;
 use crate::range::{GpuAddr, Span};
 use crate::sys::process::{Owner, wrong_process};
@@ -62,6 +63,7 @@ pub struct Mapping<'a> {
     /// The routine's.
     pub(crate) inlined: Inlined,
     pub(crate) routine: &'static Routine,
+    pub(crate) routines: Routines,
     owner: Owner,
     pub(crate) publish: Publish,
     addr: GpuAddr,
@@ -97,11 +99,12 @@ pub struct MappingFacts {
 
 impl<'a> Mapping<'a> {
     pub(crate) fn new(core: Arc<PinCore>, view: Box<dyn View>, span: Span, map_time: Duration) -> Self {
-        let routine = match view.mapping_type() {
+        let routines = match view.mapping_type() {
             // Wider accesses than 8 bytes are not for such memory.
-            MappingType::Device => copy::scalar_routine(),
-            _ => core.session.routine(),
+            MappingType::Device => Routines::only(copy::scalar_routine()),
+            _ => core.session.routines(),
         };
+        let routine = routines.store(LINE_BYTES);
         let publish = Publish::decide(core.facts().ordered_writes, core.session.allow_cuda_flush());
         let base = view.ptr().as_ptr();
         debug_assert_eq!(base.addr() % 64, crate::sys::num::usize_of(span.addr.raw()) % 64, "alignment carries over");
@@ -111,6 +114,7 @@ impl<'a> Mapping<'a> {
             line_room: span.len.saturating_sub(LINE_BYTES - 1),
             inlined: routine.inlined(),
             routine,
+            routines,
             owner: core.session.owner(),
             publish,
             addr: span.addr,
@@ -235,7 +239,7 @@ impl<'a> Mapping<'a> {
     pub(crate) unsafe fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
         // SAFETY: in the live window by contract; `from` is host memory, which device memory cannot overlap; a routine in
         // use is available.
-        unsafe { self.routine.store_called(dst, from) };
+        unsafe { self.routines.store(from.len()).store_called(dst, from) };
         if then_fence {
             fence::store();
         }
@@ -273,7 +277,7 @@ impl<'a> Mapping<'a> {
     #[inline(never)]
     unsafe fn load_called(&self, to: &mut [u8], src: *const u8) {
         // SAFETY: in the live window by contract, which is whole pages and so whole lines; a routine in use is available.
-        unsafe { self.routine.load(to, src) };
+        unsafe { self.routines.load(to.len()).load(to, src) };
     }
 
     /// Returns once this thread's earlier writes through this mapping have arrived at the device: `MFENCE`, then one
@@ -312,7 +316,7 @@ impl<'a> Mapping<'a> {
         self.view.mapping_type()
     }
 
-    /// The copy routine in use.
+    /// The copy routine in use: that which stores a line, and all else too unless the session's policy has several.
     #[must_use]
     pub fn routine(&self) -> &'static Routine {
         self.routine

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use gdrcopy::emulated::EmulatedConfig;
-use gdrcopy::{BackendKind, Result, RmLevel, Session, SessionBuilder, copy};
+use gdrcopy::{BackendKind, Policy, Result, RmLevel, Session, SessionBuilder, copy};
 
 /// Names what a case asks its builder for.
 const ASK: &str = "GDRCOPY_TEST_ASK";
@@ -23,6 +23,7 @@ fn builder(ask: &str) -> Result<SessionBuilder> {
             "backend" => builder.backend(value.parse::<BackendKind>()?),
             "rm" => builder.rm(value.parse::<RmLevel>()?),
             "copy" => builder.copy_routine(value),
+            "policy" => builder.policy(Policy::read(value)?),
             "gpus" => builder.emulated(EmulatedConfig::default().gpus(value.parse().expect("a number"))),
             "ignore_env" => builder.ignore_env(),
             _ => panic!("no such setting: {word}"),
@@ -38,7 +39,8 @@ fn answer(ask: &str) -> String {
             let gpus = session.emulated().map_or(0, |_| session.gpus().expect("emulated GPUs").len());
             let level = session.rm_level().map_or("none", RmLevel::name);
             let report = session.probe_report().to_string();
-            write!(answer, "opened {backend} level={level} copy={routine} gpus={gpus} report={report}")
+            let policy = session.policy().source();
+            write!(answer, "opened {backend} level={level} copy={routine} gpus={gpus} policy={policy} report={report}")
         }
         Err(error) => write!(answer, "failed {:?} {error}", error.kind()),
     }
@@ -58,7 +60,7 @@ fn in_a_process_of_its_own() {
 fn process(vars: &[(&str, &OsStr)], ask: &str) -> String {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["--exact", "in_a_process_of_its_own", "--nocapture"]).env(ASK, ask);
-    for name in ["GDRCOPY_BACKEND", "GDRCOPY_RM", "GDRCOPY_COPY", "GDRCOPY_EMULATED_GPUS"] {
+    for name in ["GDRCOPY_BACKEND", "GDRCOPY_RM", "GDRCOPY_COPY", "GDRCOPY_POLICY", "GDRCOPY_EMULATED_GPUS"] {
         command.env_remove(name);
     }
     let output = command.envs(vars.iter().copied()).output().expect("a process");
@@ -159,7 +161,7 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
 
 #[test]
 fn what_is_no_text_is_an_error() {
-    for name in ["GDRCOPY_BACKEND", "GDRCOPY_RM", "GDRCOPY_COPY", "GDRCOPY_EMULATED_GPUS"] {
+    for name in ["GDRCOPY_BACKEND", "GDRCOPY_RM", "GDRCOPY_COPY", "GDRCOPY_POLICY", "GDRCOPY_EMULATED_GPUS"] {
         let found = process(&[(name, OsStr::from_bytes(b"\xff\xfe"))], "backend=emulated");
         assert!(found.contains(&format!("{name} is not valid text; unset {name} or correct it")), "{found}");
         assert!(found.contains("failed InvalidArgument"), "{found}");
@@ -216,5 +218,38 @@ fn probing_never_ends_in_emulated_gpus() {
     says(&[("GDRCOPY_EMULATED_GPUS", "4")], "", &["failed"]);
     if !cfg!(feature = "cuda") {
         assert!(found.contains("built without backend 'rm'; build gdrcopy with feature 'cuda'"), "{found}");
+    }
+}
+
+#[test]
+fn a_policy_comes_from_the_program_or_a_file_and_gives_way_to_a_named_routine() {
+    let emulated = ("GDRCOPY_BACKEND", "emulated");
+    says(&[emulated], "", &["policy=built-in table"]);
+    says(&[emulated, ("GDRCOPY_POLICY", "")], "", &["policy=built-in table"]);
+
+    let file = |name: &str, routine: &str| {
+        let path = env::temp_dir().join(format!("gdrcopy-{}-{name}", std::process::id()));
+        let text = format!("schema = 1\nh2d 1- routine={routine}\nd2h 1- routine={routine}\n");
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("text").to_owned()
+    };
+    let (scalar, bad) = (file("scalar", "scalar"), file("bad", "abacus"));
+    let other = file("other", another_routine());
+    let in_env = ("GDRCOPY_POLICY", scalar.as_str());
+    says(&[emulated, in_env], "", &[&format!("policy={scalar}"), "copy=scalar"]);
+    says(&[emulated, in_env], "ignore_env backend=emulated", &["policy=built-in table"]);
+    let program = format!("policy={other}");
+    says(&[emulated, in_env], &program, &[&program, &format!("copy={}", another_routine())]);
+    let named = format!("copy={}", copy::preferred().name());
+    says(&[emulated, in_env], &named, &[&format!("policy={scalar}"), &named]);
+    says(&[emulated, in_env, ("GDRCOPY_COPY", copy::preferred().name())], "", &[&named]);
+
+    let cause =
+        format!("failed InvalidArgument open: GDRCOPY_POLICY: {bad} line 2: there is no routine \"abacus\"; choose");
+    says(&[emulated, ("GDRCOPY_POLICY", &bad)], "", &[&cause]);
+    let missing = "GDRCOPY_POLICY: the policy file /no/such/file cannot be read: No such file or directory";
+    says(&[emulated, ("GDRCOPY_POLICY", "/no/such/file")], "", &[missing, "; correct the path, or calibrate"]);
+    for path in [scalar, bad, other] {
+        std::fs::remove_file(path).expect("our file");
     }
 }

@@ -8,6 +8,9 @@
 #   REQUIRE  backends whose tests must not be skipped (rm); rm,vulkan where a Vulkan loader and driver are there
 #   ROUNDS   rounds of the stale-window test as root (100000); a tenth of them as another user
 #   LIMIT    seconds after which one run is killed (300)
+#   PARTS    what to run: any of tests, copylat, limits, torch (all of them)
+#   ONLY     names of test programs, if not all of them are to run; tests.txt lists them
+#   SOAK     1: also the tests that are ignored by default because they take long, and soaks of full length
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
@@ -15,6 +18,8 @@ OUT=${OUT:-./out}
 BACKEND=${BACKEND:-rm}
 LIMIT=${LIMIT:-300}
 ROUNDS=${ROUNDS:-100000}
+PARTS=${PARTS:-tests copylat limits torch}
+SOAK=${SOAK:-0}
 NOBODY=65534
 
 if [ ! -e /dev/nvidiactl ]; then
@@ -29,6 +34,8 @@ stage=$(mktemp -d) || exit 1
 trap 'rm -rf "$stage"' EXIT
 cp "$here"/* "$stage"/ 2>/dev/null   # sub-folders, such as earlier results, stay behind
 chmod -R a+rX "$stage"
+# Where any user can leave a file.
+mkdir -m 1777 "$stage/shared" || exit 1
 cd "$stage" || exit 1
 
 # --- facts -------------------------------------------------------------------------------------------------------------
@@ -91,23 +98,74 @@ as() {
 # Rust's test harness reads these; one thread, because tests share one card. A test that does not reach the card fails.
 export RUST_TEST_THREADS=1 RUST_TEST_NOCAPTURE=1 RUST_BACKTRACE=1 GDRCOPY_TEST_REQUIRE=${REQUIRE:-rm}
 
+# Two minutes or so; the defaults, a second or so.
+if [ "$SOAK" = 1 ]; then
+    export GDRCOPY_SOAK_MESSAGES=${GDRCOPY_SOAK_MESSAGES:-10000000000} GDRCOPY_SOAK_ROUNDS=${GDRCOPY_SOAK_ROUNDS:-100000000}
+fi
+
+# wants PART: whether it is to run.
+wants() { [[ " $PARTS " == *" $1 "* ]]; }
+
 tests_as() {
-    local user=$1 test log status
-    for test in gdrcopy-unit contract hot_path gpu gpu_stale vulkan; do
+    local user=$1 test log status more=()
+    [ "$SOAK" = 1 ] && more=(--include-ignored)
+    for test in ${ONLY:-$(cat tests.txt)}; do
         if [ ! -e "$test" ]; then
             skip "$test as $user" "not in this bundle"
             continue
         fi
         log=$OUT/$user/$test.log
-        as "$user" "./$test" >"$log" 2>&1 </dev/null
+        as "$user" "./$test" "${more[@]}" >"$log" 2>&1 </dev/null
         status=$?
         if [ "$status" -ne 0 ]; then
             fail "$test as $user" "$(ended "$status"), see $log" "$log"
+        elif grep -q '^test result: ok\. 0 passed; 0 failed; [1-9][0-9]* ignored' "$log"; then
+            skip "$test as $user" "takes long; SOAK=1 runs it"
         elif grep -q '^test result: ok\. 0 passed' "$log"; then
             fail "$test as $user" "no test ran, see $log" "$log"
         else
             pass "$test as $user"
         fi
+    done
+}
+
+# Every target of the copy engine with what was measured; whether it is met is for the reader of the record.
+limits_as() {
+    local user=$1 log=$OUT/$1/limits.log json=$OUT/$1/limits.json status flags=()
+    # One full run is a minute; a second one only shows that another user can make it.
+    [ "$user" = nobody ] && flags=(--quick)
+    as "$user" ./limits --backend "$BACKEND" "${flags[@]}" --json "$stage/shared/limits.json" \
+        --plot "$stage/shared/limits.svg" >"$log" 2>&1 </dev/null
+    status=$?
+    mv "$stage/shared/limits.json" "$json" 2>/dev/null
+    mv "$stage/shared/limits.svg" "$OUT/$user/limits.svg" 2>/dev/null
+    if [ "$status" -ne 0 ]; then
+        fail "limits as $user" "$(ended "$status"), see $log" "$log"
+    elif ! grep -Eq '"verdicts": *\[' "$json" || grep -Eq '"verified": *false' "$json"; then
+        fail "limits as $user" "no verdict, or wrong bytes, see $json" "$log"
+    else
+        pass "limits as $user"
+    fi
+    sed -n '/^part /,$p' "$log" | sed 's/^/  | /'
+}
+
+# PyTorch's memory through the C library, a backend at a time.
+torch_as() {
+    local user=$1 backend log status
+    if ! as "$user" python3 -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; then
+        skip "PyTorch's tensors as $user" "no PyTorch with CUDA"
+        return
+    fi
+    for backend in rm vulkan; do
+        log=$OUT/$user/torch-$backend.log
+        as "$user" env GDRCOPY_BACKEND="$backend" python3 torch_tensors.py "./libgdrapi.so.2" >"$log" 2>&1 </dev/null
+        status=$?
+        if [ "$status" -eq 0 ]; then
+            pass "PyTorch's tensors on $backend as $user"
+        else
+            fail "PyTorch's tensors on $backend as $user" "$(ended "$status"), see $log" "$log"
+        fi
+        grep '^case' "$log" | sed 's/^/  | /'
     done
 }
 
@@ -142,8 +200,10 @@ fi
 for user in $users; do
     [ "$user" = root ] && export GDRCOPY_STALE_ROUNDS=$ROUNDS || export GDRCOPY_STALE_ROUNDS=$((ROUNDS / 10))
     mkdir -p "$OUT/$user" || exit 1
-    tests_as "$user"
-    copylat_as "$user"
+    wants tests && tests_as "$user"
+    wants copylat && copylat_as "$user"
+    wants limits && limits_as "$user"
+    wants torch && torch_as "$user"
 done
 
 echo "results: $OUT"

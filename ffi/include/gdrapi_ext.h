@@ -112,7 +112,12 @@ int gdrx_write_posted(gdr_mh_t handle, void *map_d_ptr, const void *from, size_t
 /* Stores one 64-byte line (`map_d_ptr` a multiple of 64) without a fence; full lines leave at once. */
 int gdrx_post_line(gdr_mh_t handle, void *map_d_ptr, const void *line);
 
-/* Ends a batch of posted writes of this thread, to any mappings: what it writes later is seen after them. */
+/* One store of 4 or 8 bytes (`map_d_ptr` a multiple of that) without a fence: whoever reads sees all of it or nothing. */
+int gdrx_store32_posted(gdr_mh_t handle, void *map_d_ptr, uint32_t value);
+int gdrx_store64_posted(gdr_mh_t handle, void *map_d_ptr, uint64_t value);
+
+/* Ends a batch of posted writes of this thread, to any mappings: what it writes later is seen after them. Nothing begins a
+ * batch: any number of the calls above, then this one. */
 void gdrx_fence(void);
 
 /* Data, fence, flag in one store, fence: whoever sees the flag sees the data. `flag_d_ptr` is a multiple of the flag's
@@ -123,6 +128,37 @@ int gdrx_publish64(gdr_mh_t handle, void *data_d_ptr, const void *data, size_t s
 /* Returns once this thread's earlier writes through the mapping have arrived at the GPU: one round trip of the bus. It
  * says nothing about the writes of others, such as a NIC's. */
 int gdrx_flush(gdr_mh_t handle);
+
+/* --- Copies by several threads ---------------------------------------------------------------------------------------- */
+
+/* One core has so many lines in flight, and no more: 1 KiB of reads in a round trip of the bus on recent Xeons. A copier
+ * has threads that share each copy with its caller. They exist only where a program creates them. A thread spins on a CPU
+ * of its own for its next share, and sleeps after some time without one; waking it takes longer than many a copy, so a
+ * copy is shared among the threads that are awake. A long copy, and the second of a burst, wake the others. */
+typedef struct gdrx_copier {
+    unsigned long h; /* 0 for none */
+} gdrx_copier_t;
+
+/* Creates a copier near the GPU of a live mapping; it serves any mapping. Of its `threads` (1 to 64; 0: as many as gain
+ * something and find a CPU, 8 at most) the caller of each copy is one. The others are kept on `cpus`, one each ("8-15" or
+ * "3,5", in the notation of /sys); NULL: on those that the calling thread may use, whole cores near the GPU first, but for
+ * the one it is on. `spin_us` is how long they spin before they sleep, in microseconds; -1: 40. EINVAL where there are not
+ * so many CPUs, or the cpuset of the process does not have one. */
+int gdrx_copier_create(gdr_mh_t handle, int threads, const char *cpus, int spin_us, gdrx_copier_t *copier);
+
+/* How many threads share a copy, the caller among them: 1 where no CPU was to be had for another. */
+int gdrx_copier_threads(gdrx_copier_t copier, int *threads);
+
+/* Wakes the threads ahead of a copy: one system call for each that sleeps. */
+int gdrx_copier_wake(gdrx_copier_t copier);
+
+/* As gdr_copy_to_mapping and gdr_copy_from_mapping in every promise, of order too. Any number of threads may call; one copy
+ * at a time has the copier's threads, others are done by their caller alone, and so are small ones. */
+int gdrx_copier_write(gdrx_copier_t copier, gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size);
+int gdrx_copier_read(gdrx_copier_t copier, gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, size_t size);
+
+/* Ends the threads. A copier that is not destroyed keeps them until the process ends; gdr_close does not touch it. */
+int gdrx_copier_destroy(gdrx_copier_t copier);
 
 /* --- What it costs here ------------------------------------------------------------------------------------------------ */
 

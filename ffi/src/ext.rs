@@ -1,10 +1,10 @@
-//! The functions of `gdrapi_ext.h`.
+//! The functions of `gdrapi_ext.h`, but for those that copy.
 
 #![allow(unsafe_code, reason = "exported by name, and called with C's pointers")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use gdrcopy::{AfterFree, BackendKind, Mapping};
+use gdrcopy::{AfterFree, BackendKind};
 
 use crate::abi::{destination, gdr, mapping_type, number, output, source};
 use crate::failure::{self, Failure, Kind, entry, entry_or};
@@ -165,116 +165,6 @@ pub unsafe extern "C" fn gdrx_map(g: *mut Gdr, handle: MemoryHandle, ptr: *mut *
         }
         Ok(())
     })
-}
-
-/// Stores without a fence.
-///
-/// # Safety
-///
-/// `from` is readable for `size` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdrx_write_posted(
-    handle: MemoryHandle,
-    map_d_ptr: *mut c_void,
-    from: *const c_void,
-    size: usize,
-) -> c_int {
-    entry("gdrx_write_posted", || {
-        // SAFETY: the caller's duty.
-        let from = unsafe { source(from, size) }?;
-        pins::with_bytes(handle.h, map_d_ptr.addr(), size, |mapped, offset| mapped.mapping.write_posted(offset, from))
-    })
-}
-
-/// Stores one 64-byte line without a fence.
-///
-/// # Safety
-///
-/// `line` is readable for 64 bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdrx_post_line(handle: MemoryHandle, map_d_ptr: *mut c_void, line: *const c_void) -> c_int {
-    entry("gdrx_post_line", || {
-        // SAFETY: the caller's duty.
-        let line = unsafe { source(line, 64) }?;
-        let line = line.try_into().map_err(|_| Failure::invalid("a line has 64 bytes"))?;
-        pins::with_bytes(handle.h, map_d_ptr.addr(), 64, |mapped, offset| mapped.mapping.post_line(offset, line))
-    })
-}
-
-/// Ends a batch of posted writes: what this thread writes later is seen after them.
-#[unsafe(no_mangle)]
-pub extern "C" fn gdrx_fence() {
-    gdrcopy::copy::fence::store();
-}
-
-/// # Safety
-///
-/// `data` is readable for `size` bytes.
-unsafe fn publish(
-    handle: MemoryHandle,
-    places: (*mut c_void, *mut c_void),
-    data: (*const c_void, usize),
-    flag_size: usize,
-    run: impl FnOnce(&Mapping<'_>, usize, &[u8], usize) -> gdrcopy::Result<()>,
-) -> Result<(), Failure> {
-    let (data_at, flag_at) = (places.0.addr(), places.1.addr());
-    // SAFETY: the caller's duty.
-    let from = unsafe { source(data.0, data.1) }?;
-    pins::with_mapping(handle.h, |mapped| {
-        let offset = |at, len| {
-            let text = "the data or the flag is not inside the mapping";
-            mapped.offset(at, len).ok_or_else(|| Failure::new(libc::EINVAL, Kind::OutOfBounds, text))
-        };
-        Ok(run(&mapped.mapping, offset(data_at, from.len())?, from, offset(flag_at, flag_size)?)?)
-    })
-}
-
-/// Data, fence, 4-byte flag, fence.
-///
-/// # Safety
-///
-/// `data` is readable for `size` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdrx_publish32(
-    handle: MemoryHandle,
-    data_d_ptr: *mut c_void,
-    data: *const c_void,
-    size: usize,
-    flag_d_ptr: *mut c_void,
-    flag: u32,
-) -> c_int {
-    entry("gdrx_publish32", || {
-        let run = |mapping: &Mapping<'_>, at, from: &[u8], flag_at| mapping.publish(at, from, flag_at, flag);
-        // SAFETY: the caller's duty.
-        unsafe { publish(handle, (data_d_ptr, flag_d_ptr), (data, size), 4, run) }
-    })
-}
-
-/// Data, fence, 8-byte flag, fence.
-///
-/// # Safety
-///
-/// `data` is readable for `size` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdrx_publish64(
-    handle: MemoryHandle,
-    data_d_ptr: *mut c_void,
-    data: *const c_void,
-    size: usize,
-    flag_d_ptr: *mut c_void,
-    flag: u64,
-) -> c_int {
-    entry("gdrx_publish64", || {
-        let run = |mapping: &Mapping<'_>, at, from: &[u8], flag_at| mapping.publish(at, from, flag_at, flag);
-        // SAFETY: the caller's duty.
-        unsafe { publish(handle, (data_d_ptr, flag_d_ptr), (data, size), 8, run) }
-    })
-}
-
-/// Returns once this thread's earlier writes through the mapping have arrived.
-#[unsafe(no_mangle)]
-pub extern "C" fn gdrx_flush(handle: MemoryHandle) -> c_int {
-    entry("gdrx_flush", || pins::with_mapping(handle.h, |mapped| Ok(mapped.mapping.flush()?)))
 }
 
 /// What is known of a mapping; as much of it as the caller's structure has room for.

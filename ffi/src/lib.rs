@@ -3,15 +3,18 @@
 //!
 //! ```text
 //! abi, ext ──► sessions ──► pins ──► window ──► marks    entry points; tables; the mapping that copies use
-//!    └─────► failure        └─ slab ─┘                   panics and errors; handles
+//!    ├─────► failure        ├─ slab ─┘          │       panics and errors; handles
+//!    └─────────────────── copiers ──────────────┘       threads that share copies
 //! ```
 //!
-//! C's pointers are dealt with in `abi` and `ext` alone. Behind them the code is safe but for two things: `window` reads a
-//! mapping that `marks` keep alive, and that memory stays allocated while it is mapped is the C caller's promise.
+//! C's pointers are dealt with in `abi`, `ext` and `ext_copies` alone. Behind them the code is safe but for two things:
+//! `window` and `copiers` read what `marks` keep alive, and that memory stays allocated while it is mapped is the C caller's promise.
 
 pub mod abi;
+mod copiers;
 mod cost;
 pub mod ext;
+pub mod ext_copies;
 pub mod failure;
 mod log;
 mod marks;

@@ -1,4 +1,4 @@
-//! Which windows each thread is copying through at the moment, at the cost of plain stores.
+//! Which windows, and parallel copiers, each thread is copying through at the moment, at the cost of plain stores.
 //!
 //! A copy marks the window it uses, and only then looks for the mapping; unmap takes the mapping out of sight, and only then
 //! looks for marks. Each side stores and then loads, and the two must not pass each other. The usual way, a locked
@@ -22,8 +22,9 @@ use crate::slab::Slab;
 const PRIVATE_EXPEDITED: c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
-/// Copies of one thread at a time: the second and further are those of signal handlers.
-const DEPTH: usize = 4;
+/// Marks of one thread at a time: one for each copy, two for one that goes through a parallel copier; the second copy and
+/// further ones are those of signal handlers. As many as fill the line.
+const DEPTH: usize = 7;
 
 /// The windows in use by one thread, in a cache line of its own.
 #[derive(Default)]

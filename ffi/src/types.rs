@@ -17,6 +17,14 @@ pub struct MemoryHandle {
     pub h: c_ulong,
 }
 
+/// `gdrx_copier_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CopierHandle {
+    /// 0 for no copier.
+    pub h: c_ulong,
+}
+
 /// The first 40 bytes of `gdr_info_t`, and all of what `gdr_get_info` writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,7 +94,7 @@ pub struct Cost {
 }
 
 const _: () = {
-    assert!(size_of::<MemoryHandle>() == 8);
+    assert!(size_of::<MemoryHandle>() == 8 && size_of::<CopierHandle>() == 8);
     assert!(size_of::<InfoV1>() == 40 && size_of::<InfoV2>() == 48);
     assert!(std::mem::offset_of!(InfoV1, bits) == 36 && std::mem::offset_of!(InfoV2, mapping_type) == 40);
     assert!(size_of::<MappingFacts>() == 64 && size_of::<Cost>() == 32);

@@ -87,6 +87,7 @@
 pub mod fence;
 pub(crate) mod fixed;
 mod kernel;
+mod parallel;
 mod plan;
 mod routine;
 mod scalar;
@@ -96,6 +97,7 @@ mod x86_64;
 
 pub(crate) use kernel::scalar_routine;
 pub use kernel::{by_name, preferred, routines};
+pub use parallel::{ParallelCopier, ParallelCopierBuilder};
 pub(crate) use plan::LINE_BYTES;
 pub use routine::Routine;
 pub(crate) use scalar::{load_single, store_single};

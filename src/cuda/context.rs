@@ -57,7 +57,7 @@ impl Device {
         self.handle
     }
 
-    fn attribute(&self, attribute: c_int) -> Option<c_int> {
+    pub(crate) fn attribute(&self, attribute: c_int) -> Option<c_int> {
         let mut value = 0;
         // SAFETY: `value` outlives the call; an unknown attribute is an error code.
         let code = unsafe { self.driver.device_attribute(&mut value, attribute, self.handle) };

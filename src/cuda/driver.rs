@@ -83,6 +83,7 @@ macro_rules! calls {
                 ///
                 /// Arguments are as the CUDA driver API reference asks.
                 #[inline]
+                #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
                 pub(crate) unsafe fn $name(&self $(, $arg: $kind)*) -> c_int {
                     // SAFETY: the caller's duty.
                     unsafe { (self.$name)($($arg),*) }
@@ -134,6 +135,14 @@ calls! {
     event_create = "cuEventCreate"(event: *mut Handle, flags: c_uint);
     event_record = "cuEventRecord"(event: Handle, stream: Handle);
     event_query = "cuEventQuery"(event: Handle);
+    stream_query = "cuStreamQuery"(stream: Handle);
+    host_device_pointer = "cuMemHostGetDevicePointer_v2"(addr: *mut u64, pointer: *mut c_void, flags: c_uint);
+    module_load = "cuModuleLoadDataEx"(module: *mut Handle, image: *const c_void, options: c_uint, which: *mut c_uint, values: *mut *mut c_void);
+    module_unload = "cuModuleUnload"(module: Handle);
+    module_function = "cuModuleGetFunction"(function: *mut Handle, module: Handle, name: *const c_char);
+    function_attribute = "cuFuncGetAttribute"(value: *mut c_int, attribute: c_int, function: Handle);
+    occupancy = "cuOccupancyMaxActiveBlocksPerMultiprocessor"(blocks: *mut c_int, function: Handle, threads: c_int, shared_bytes: usize);
+    launch = "cuLaunchKernel"(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     copy_to_device = "cuMemcpyHtoD_v2"(to: u64, from: *const c_void, bytes: usize);
     copy_to_host = "cuMemcpyDtoH_v2"(to: *mut c_void, from: u64, bytes: usize);
     copy_to_device_async = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const c_void, bytes: usize, stream: Handle);
@@ -193,6 +202,15 @@ impl Driver {
         // SAFETY: the place outlives the call.
         let code = unsafe { self.mem_alloc(&mut addr, bytes) };
         self.check("alloc", "cuMemAlloc", code).map(|()| GpuAddr::new(addr))
+    }
+
+    /// `cuFuncLoad`, which drivers before 550 lack.
+    pub(crate) fn function_load(&self, function: Handle) -> Option<c_int> {
+        type Load = unsafe extern "C" fn(Handle) -> c_int;
+        // SAFETY: the symbol's type is the one the CUDA driver API documents for this name.
+        let load = unsafe { self._library.get::<Load>(b"cuFuncLoad") }.ok()?;
+        // SAFETY: the caller's function is one of a loaded module; a dead one is an error code.
+        Some(unsafe { load(function) })
     }
 
     /// Turns a result code into an error that names the call.

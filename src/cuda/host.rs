@@ -11,6 +11,8 @@ use crate::range::GpuAddr;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: page-locked for every context.
 const PORTABLE: u32 = 1;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels can reach it.
+const DEVICE_MAPPED: u32 = 2;
 
 /// Page-locked host memory (`cuMemHostAlloc`), zeroed, freed on drop. Freeing it waits for running kernels.
 pub struct PinnedHost {
@@ -40,7 +42,7 @@ impl PinnedHost {
         let entered = primary.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` outlives the call.
-        let code = unsafe { driver.host_alloc(&mut raw, bytes, PORTABLE) };
+        let code = unsafe { driver.host_alloc(&mut raw, bytes, PORTABLE | DEVICE_MAPPED) };
         driver.check("alloc", "cuMemHostAlloc", code)?;
         drop(entered);
         let ptr = NonNull::new(raw.cast::<u8>())
@@ -48,6 +50,27 @@ impl PinnedHost {
         // SAFETY: `bytes` writable bytes were just allocated.
         unsafe { ptr.write_bytes(0, bytes) };
         Ok(Self { ptr, len: bytes, primary })
+    }
+
+    /// The address by which kernels of its GPU reach byte 0.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports.
+    pub fn gpu_addr(&self) -> Result<GpuAddr> {
+        let driver = self.primary.device.driver;
+        let _entered = self.primary.enter()?;
+        let mut addr = 0;
+        // SAFETY: a live place, memory from cuMemHostAlloc, and flags that must be 0.
+        let code = unsafe { driver.host_device_pointer(&mut addr, self.ptr.as_ptr().cast::<c_void>(), 0) };
+        driver.check("alloc", "cuMemHostGetDevicePointer", code).map(|()| GpuAddr::new(addr))
+    }
+
+    /// The length in bytes; never 0.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The bytes.

@@ -21,9 +21,12 @@ use crate::error::Result;
 use crate::gpu::GpuInfo;
 
 mod host;
+mod kernel;
 mod views;
 
 pub use host::{PinnedHost, memcpy_to_device, memcpy_to_host};
+#[doc(hidden)]
+pub use kernel::{Kernel, Module, Priority, Stream, parameter_bytes};
 pub use views::CudaLoan;
 
 /// The GPUs that CUDA shows this process.

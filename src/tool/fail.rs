@@ -13,6 +13,8 @@ pub enum Failure {
     Usage(String),
     /// It could not be done; exit status 1.
     Run(String),
+    /// The user asked for an end; exit status 130, as shells have it for SIGINT.
+    Interrupted,
     /// Whoever read our output has had enough of it: no error, and nobody to tell.
     ReaderGone,
 }
@@ -46,6 +48,7 @@ impl Failure {
         let status = match self {
             Self::Usage(_) => ExitCode::from(2),
             Self::Run(_) => ExitCode::FAILURE,
+            Self::Interrupted => ExitCode::from(130),
             Self::ReaderGone => return ExitCode::SUCCESS,
         };
         say(tool, &self.to_string());
@@ -53,10 +56,19 @@ impl Failure {
     }
 }
 
+/// Whether the user ended a run, so that what it found until then is to be reported.
+#[must_use]
+pub fn is_partial(outcome: &Result<(), Failure>) -> bool {
+    matches!(outcome, Err(Failure::Interrupted))
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(line) | Self::Run(line) => f.write_str(line),
+            Self::Interrupted => {
+                f.write_str("interrupted: what was measured until then is complete, the rest is missing")
+            }
             Self::ReaderGone => f.write_str("the reader of the output is gone"),
         }
     }

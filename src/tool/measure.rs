@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::clock::Clock;
 use super::cpu;
+use super::interrupt;
+use super::report::Figures;
 use super::stats::Samples;
 use crate::Result;
 
@@ -94,7 +96,8 @@ impl<'a> Sampler<'a> {
             op()?;
             calls += 1;
             let elapsed = begin.elapsed();
-            if elapsed >= limit || u64::from(calls) >= WARM_UP_CALLS.min(amount.calls()) {
+            let enough = u64::from(calls) >= WARM_UP_CALLS.min(amount.calls());
+            if elapsed >= limit || enough || interrupt::requested() {
                 return Ok(elapsed / calls);
             }
         }
@@ -109,7 +112,23 @@ impl<'a> Sampler<'a> {
         &mut self,
         amount: Amount,
         per_call: Duration,
+        op: impl FnMut() -> Result<()>,
+    ) -> Result<Measured> {
+        self.batched(amount, per_call, op, || ())
+    }
+
+    /// [`Sampler::sustained`] with something to do after each bucket of calls, which is timed as well: the one fence of
+    /// many posted writes.
+    ///
+    /// # Errors
+    ///
+    /// What `op` returns.
+    pub fn batched(
+        &mut self,
+        amount: Amount,
+        per_call: Duration,
         mut op: impl FnMut() -> Result<()>,
+        mut close: impl FnMut(),
     ) -> Result<Measured> {
         let target = amount.calls();
         let bucket = bucket_size(amount, per_call);
@@ -126,6 +145,7 @@ impl<'a> Sampler<'a> {
                     break;
                 }
             }
+            close();
             let stop = self.clock.stop();
             outcome?;
             if stop.cpu == last.cpu {
@@ -167,8 +187,19 @@ impl<'a> Sampler<'a> {
         Ok(tally.measured())
     }
 
-    /// Whether a cell that has made `calls` calls in `ticks` should make no more.
+    /// The loop of [`Sampler::single`] around nothing at all: what clock, interrupts and hypervisor add to any call. A
+    /// tail says something about a copy where it is longer than this one.
+    pub fn hiccups(&mut self, amount: Amount) -> Figures {
+        let nothing = self.single(amount, &mut (), |()| (), |()| Ok(()));
+        nothing.map_or_else(|_| Figures::new(&Samples::new()), |measured| Figures::new(&measured.samples))
+    }
+
+    /// Whether a cell that has made `calls` calls in `ticks` should make no more. After Ctrl-C none should, whatever
+    /// count was asked for: callers look at [`interrupt::check`] before they use the figures.
     fn is_over(&mut self, amount: Amount, calls: u64, ticks: u64) -> bool {
+        if interrupt::requested() {
+            return true;
+        }
         let Amount::UpTo(_, time) = amount else { return false };
         if u128::from(self.clock.ps(ticks)) < time.as_nanos() * 1000 {
             return false;

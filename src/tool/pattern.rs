@@ -29,7 +29,7 @@ pub fn first_difference(got: &[u8], want: &[u8]) -> Option<(usize, u8, u8)> {
 }
 
 /// The finaliser of SplitMix64: a bijection, so that no two positions of one pattern repeat a word.
-fn mix(mut z: u64) -> u64 {
+pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

@@ -4,16 +4,21 @@
 
 use serde::Serialize;
 
+use super::clock::Clock;
+use super::flags::size_in_words;
 use super::host::Host;
 use super::measure::Measured;
-use super::stats::nanoseconds;
+use super::stats::{Samples, nanoseconds};
+use crate::backend::BackendKind;
+use crate::mapping::Mapping;
+use crate::sys::num::u64_of;
 
 /// Version of the layout below.
 pub const SCHEMA: u32 = 1;
 
-/// Everything a run found out.
+/// Everything a run found out; `R` is what one entry says.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct Report<R = Entry> {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Program.
@@ -28,8 +33,26 @@ pub struct Report {
     pub mapping: MappingReport,
     /// Cost of an empty timed region, already subtracted from every figure.
     pub timer_overhead_ns: f64,
+    /// The run was interrupted: some results are missing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// The timed loop around nothing at all, on the same thread: what is above this in a tail is the copy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hiccups: Option<Figures>,
     /// One entry per figure set.
-    pub results: Vec<Entry>,
+    pub results: Vec<R>,
+}
+
+/// What an entry says besides its figures.
+pub trait Record: Serialize {
+    /// Titles of the CSV columns, without those of the figures.
+    const COLUMNS: &'static [&'static str];
+
+    /// As many fields as there are columns.
+    fn fields(&self) -> Vec<String>;
+
+    /// The times.
+    fn figures(&self) -> &Figures;
 }
 
 /// The mapping under test.
@@ -81,8 +104,19 @@ impl Direction {
 pub enum Metric {
     /// Calls back to back: percentiles of bucket means, and time over calls in `mean_ns`.
     Sustained,
-    /// One call at a time, from an idle core.
+    /// One write at a time, from an idle core, until the caller may go on: the stores are issued, nothing has to have
+    /// left the core.
+    Issue,
+    /// One write at a time, until MFENCE finds the core's write-combining buffers empty.
+    Drained,
+    /// One call at a time, from an idle core, until it has returned.
     Single,
+    /// Half of a round trip to a kernel that echoes what it sees.
+    GpuVisible,
+    /// A round trip to a kernel.
+    Rtt,
+    /// A call that does not copy.
+    Call,
 }
 
 impl Metric {
@@ -91,25 +125,20 @@ impl Metric {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sustained => "sustained",
+            Self::Issue => "issue",
+            Self::Drained => "drained",
             Self::Single => "single",
+            Self::GpuVisible => "gpu_visible",
+            Self::Rtt => "rtt",
+            Self::Call => "call",
         }
     }
 }
 
-/// One set of figures.
-#[derive(Debug, Clone, Serialize)]
-pub struct Entry {
-    /// Direction.
-    pub direction: Direction,
-    /// Mechanism: `bar1`, `cuda_memcpy_pinned`, ..
-    pub method: &'static str,
-    /// Meaning.
-    pub metric: Metric,
-    /// Size of one copy.
-    pub bytes: u64,
-    /// Offset of the copy from the start of the device buffer, which is page aligned.
-    pub offset: u64,
-    /// Shortest.
+/// The times of one set, whatever was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    /// Shortest (p0).
     pub min_ns: f64,
     /// Median.
     pub p50_ns: f64,
@@ -119,11 +148,68 @@ pub struct Entry {
     pub p999_ns: f64,
     /// Longest.
     pub max_ns: f64,
-    /// Time over calls; for sustained figures only.
+    /// Time over calls, where that is what is reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_ns: Option<f64>,
     /// Calls timed.
     pub iterations: u64,
+}
+
+impl Figures {
+    const COLUMNS: [&'static str; 7] = ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns", "mean_ns", "iterations"];
+
+    /// From single samples, of which no mean is reported.
+    #[must_use]
+    pub fn new(samples: &Samples) -> Self {
+        let figures = samples.distribution();
+        Self {
+            min_ns: figures.min,
+            p50_ns: figures.p50,
+            p99_ns: figures.p99,
+            p999_ns: figures.p999,
+            max_ns: figures.max,
+            mean_ns: None,
+            iterations: samples.len(),
+        }
+    }
+
+    /// With the mean of a loop.
+    #[must_use]
+    pub fn with_mean(measured: &Measured) -> Self {
+        let mean_ns = Some(nanoseconds(measured.mean_ps));
+        Self { mean_ns, iterations: measured.calls, ..Self::new(&measured.samples) }
+    }
+
+    /// The one figure that stands for all: time over calls where there is one, else the median.
+    #[must_use]
+    pub fn typical_ns(&self) -> f64 {
+        self.mean_ns.unwrap_or(self.p50_ns)
+    }
+
+    fn fields(&self) -> [String; 7] {
+        let ns = [self.min_ns, self.p50_ns, self.p99_ns, self.p999_ns, self.max_ns].map(|ns| ns.to_string());
+        let [min, p50, p99, p999, max] = ns;
+        let mean = self.mean_ns.map_or_else(String::new, |ns| ns.to_string());
+        [min, p50, p99, p999, max, mean, self.iterations.to_string()]
+    }
+}
+
+/// One set of figures of a copy.
+#[derive(Debug, Clone, Serialize)]
+pub struct Entry {
+    /// Direction.
+    pub direction: Direction,
+    /// Mechanism: `bar1`, `bar1_posted`, `cuda_memcpy_pinned`, ..
+    pub method: &'static str,
+    /// Meaning.
+    pub metric: Metric,
+    /// Size of one copy.
+    pub bytes: u64,
+    /// Offset of the copy from the start of the device buffer, which is page aligned.
+    pub offset: u64,
+    /// The times.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// After the timed copies the bytes on the far side were compared, and those next to them.
     pub verified: bool,
 }
@@ -145,32 +231,99 @@ impl Entry {
     /// From the outcome of a timed loop.
     #[must_use]
     pub fn new(place: Place, metric: Metric, measured: &Measured, verified: bool) -> Self {
-        let figures = measured.samples.distribution();
-        Self {
-            direction: place.direction,
-            method: place.method,
-            metric,
-            bytes: place.bytes,
-            offset: place.offset,
-            min_ns: figures.min,
-            p50_ns: figures.p50,
-            p99_ns: figures.p99,
-            p999_ns: figures.p999,
-            max_ns: figures.max,
-            mean_ns: (metric == Metric::Sustained).then(|| nanoseconds(measured.mean_ps)),
-            iterations: measured.calls,
-            verified,
-        }
-    }
-
-    /// The one figure that stands for this set: time over calls where there is one, else the median.
-    #[must_use]
-    pub fn typical_ns(&self) -> f64 {
-        self.mean_ns.unwrap_or(self.p50_ns)
+        let figures = match metric {
+            Metric::Sustained => Figures::with_mean(measured),
+            _ => Figures::new(&measured.samples),
+        };
+        let Place { direction, method, bytes, offset } = place;
+        Self { direction, method, metric, bytes, offset, figures, verified }
     }
 }
 
-impl Report {
+impl Record for Entry {
+    const COLUMNS: &'static [&'static str] = &["direction", "method", "metric", "bytes", "offset", "verified"];
+
+    fn fields(&self) -> Vec<String> {
+        vec![
+            self.direction.name().to_owned(),
+            self.method.to_owned(),
+            self.metric.name().to_owned(),
+            self.bytes.to_string(),
+            self.offset.to_string(),
+            self.verified.to_string(),
+        ]
+    }
+
+    fn figures(&self) -> &Figures {
+        &self.figures
+    }
+}
+
+impl<R: Record> Report<R> {
+    /// A report without results.
+    #[must_use]
+    pub fn new(tool: &'static str, host: Host, mapping: &Mapping<'_>, backend: BackendKind, clock: &Clock) -> Self {
+        Self {
+            schema: SCHEMA,
+            tool,
+            version: env!("CARGO_PKG_VERSION"),
+            backend: backend.to_string(),
+            host,
+            mapping: MappingReport {
+                memory_type: mapping.mapping_type().to_string(),
+                bytes: u64_of(mapping.len()),
+                routine: mapping.routine().name().to_owned(),
+            },
+            timer_overhead_ns: nanoseconds(clock.overhead_ps()),
+            partial: false,
+            hiccups: None,
+            results: Vec::new(),
+        }
+    }
+
+    /// The facts above the tables.
+    #[must_use]
+    pub fn header(&self) -> Vec<String> {
+        fn join(facts: &[Option<String>]) -> String {
+            facts.iter().flatten().cloned().collect::<Vec<_>>().join(", ")
+        }
+        let host = &self.host;
+        let link = host.link_generation.zip(host.link_width).map(|(generation, width)| {
+            let link = format!("PCIe gen {generation} x{width}");
+            match (host.link_max_generation, host.link_max_width) {
+                (Some(g), Some(w)) if (g, w) != (generation, width) => format!("{link} (of gen {g} x{w})"),
+                _ => link,
+            }
+        });
+        let gpu = [
+            host.gpu_ordinal.zip(host.gpu.as_ref()).map(|(ordinal, name)| format!("{ordinal}: {name}")),
+            host.pci.clone(),
+            link,
+            host.driver.as_ref().map(|version| format!("driver {version}")),
+        ];
+        let cpu = [
+            host.cpu.zip(host.cpu_model.as_ref()).map(|(cpu, model)| format!("{cpu}: {model}")),
+            host.virtual_machine.then(|| "virtual machine".to_owned()),
+            host.cpu_governor.as_ref().map(|governor| format!("governor {governor}")),
+            host.kernel.as_ref().map(|release| format!("kernel {release}")),
+        ];
+        let mapping = [
+            Some(format!("backend {}", self.backend)),
+            host.rm_level.as_ref().map(|level| format!("level {level}")),
+            Some(self.mapping.memory_type.clone()),
+            host.allocator.as_ref().map(|how| format!("{} of {how}", size_in_words(self.mapping.bytes))),
+            Some(format!("routine {}", self.mapping.routine)),
+        ];
+        let clock = host.clock.as_deref().unwrap_or_default();
+        vec![
+            format!("{} {}", self.tool, self.version),
+            format!("GPU       {}", join(&gpu)),
+            format!("CPU       {}", join(&cpu)),
+            format!("Mapping   {}", join(&mapping)),
+            format!("Clock     {clock}; {} ns for reading it are subtracted", self.timer_overhead_ns),
+        ]
+    }
+
     /// As one JSON object, indented, with a newline at the end.
     ///
     /// # Panics
@@ -181,59 +334,31 @@ impl Report {
         serde_json::to_string_pretty(self).expect("plain structures serialise") + "\n"
     }
 
-    /// As CSV with a header line. Host facts are repeated in every row: rows of several machines can be put in one file.
+    /// As CSV with a header line. What the whole run has in common is repeated in every row: rows of several machines
+    /// can be put in one file.
     #[must_use]
     pub fn to_csv(&self) -> String {
         let facts = self.host.facts();
-        let mut titles = vec![
-            "direction",
-            "method",
-            "metric",
-            "bytes",
-            "offset",
-            "min_ns",
-            "p50_ns",
-            "p99_ns",
-            "p999_ns",
-            "max_ns",
-            "mean_ns",
-            "iterations",
-            "verified",
-            "tool",
-            "version",
-            "backend",
-            "mapping_type",
-            "mapping_bytes",
-            "routine",
-            "timer_overhead_ns",
+        let run = [
+            ("tool", self.tool.to_owned()),
+            ("version", self.version.to_owned()),
+            ("backend", self.backend.clone()),
+            ("mapping_type", self.mapping.memory_type.clone()),
+            ("mapping_bytes", self.mapping.bytes.to_string()),
+            ("routine", self.mapping.routine.clone()),
+            ("timer_overhead_ns", self.timer_overhead_ns.to_string()),
+            ("hiccups_p999_ns", self.hiccups.map_or_else(String::new, |figures| figures.p999_ns.to_string())),
+            ("hiccups_max_ns", self.hiccups.map_or_else(String::new, |figures| figures.max_ns.to_string())),
+            ("partial", self.partial.to_string()),
         ];
-        titles.extend(facts.iter().map(|(name, _)| name.as_str()));
+        let titles = R::COLUMNS.iter().copied().chain(Figures::COLUMNS).chain(run.iter().map(|(title, _)| *title));
+        let titles: Vec<&str> = titles.chain(facts.iter().map(|(name, _)| name.as_str())).collect();
         let mut text = titles.join(",") + "\n";
         for entry in &self.results {
-            let mut row: Vec<String> = vec![
-                entry.direction.name().to_owned(),
-                entry.method.to_owned(),
-                entry.metric.name().to_owned(),
-                entry.bytes.to_string(),
-                entry.offset.to_string(),
-                entry.min_ns.to_string(),
-                entry.p50_ns.to_string(),
-                entry.p99_ns.to_string(),
-                entry.p999_ns.to_string(),
-                entry.max_ns.to_string(),
-                entry.mean_ns.map_or_else(String::new, |ns| ns.to_string()),
-                entry.iterations.to_string(),
-                entry.verified.to_string(),
-                self.tool.to_owned(),
-                self.version.to_owned(),
-                self.backend.clone(),
-                self.mapping.memory_type.clone(),
-                self.mapping.bytes.to_string(),
-                self.mapping.routine.clone(),
-                self.timer_overhead_ns.to_string(),
-            ];
-            row.extend(facts.iter().map(|(_, value)| value.clone()));
-            text += &row.iter().map(|field| quoted(field)).collect::<Vec<_>>().join(",");
+            let row = entry.fields().into_iter().chain(entry.figures().fields());
+            let row = row.chain(run.iter().map(|(_, value)| value.clone()));
+            let row = row.chain(facts.iter().map(|(_, value)| value.clone()));
+            text += &row.map(|field| quoted(&field)).collect::<Vec<_>>().join(",");
             text.push('\n');
         }
         text
@@ -270,6 +395,8 @@ pub(crate) mod tests {
             host: Host { cpu_model: Some("Some, \"CPU\"".to_owned()), ..Host::default() },
             mapping: MappingReport { memory_type: "WB".to_owned(), bytes: 1 << 20, routine: "avx2".to_owned() },
             timer_overhead_ns: 17.1,
+            partial: false,
+            hiccups: None,
             results: vec![
                 entry(Direction::HostToDevice, "bar1", Metric::Sustained, 64, 175),
                 entry(Direction::DeviceToHost, "bar1", Metric::Single, 64, 1050),
@@ -298,9 +425,9 @@ pub(crate) mod tests {
         let csv = report().to_csv();
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert!(lines[0].starts_with("direction,method,metric,bytes,offset,min_ns,"));
-        assert!(lines[1].starts_with("h2d,bar1,sustained,64,0,175,175,175,175,175,175,100,true,gdrcopy_copylat,"));
-        assert!(lines[2].starts_with("d2h,bar1,single,64,0,1050,1050,1050,1050,1050,,100,true,"));
+        assert!(lines[0].starts_with("direction,method,metric,bytes,offset,verified,min_ns,"));
+        assert!(lines[1].starts_with("h2d,bar1,sustained,64,0,true,175,175,175,175,175,175,100,gdrcopy_copylat,"));
+        assert!(lines[2].starts_with("d2h,bar1,single,64,0,true,1050,1050,1050,1050,1050,,1,gdrcopy_copylat,"));
         assert!(lines[1].contains("\"Some, \"\"CPU\"\"\""));
         // The one quoted field has one comma in it.
         let commas = |line: &str| line.matches(',').count();

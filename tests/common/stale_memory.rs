@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gdrcopy::{BackendKind, DeviceBuffer, Mapping, PciAddress, Pinned, RmLevel, Session};
+use gdrcopy::{BackendKind, DeviceBuffer, DeviceRange, Mapping, PciAddress, Pinned, RmLevel, Session};
 
 use crate::common::stale_process::Shared;
 use crate::common::stale_socket::{pair, receive, send, writable};
@@ -87,8 +87,8 @@ pub(crate) fn text(error: impl std::fmt::Display) -> String {
 
 /// Where windows come from.
 pub(crate) enum Memory {
-    /// Each process has emulated GPUs of its own.
-    Emulated,
+    /// Each process allocates its own on this backend.
+    Own(BackendKind),
     Exported(Exports),
 }
 
@@ -112,9 +112,14 @@ pub(crate) struct Pin {
 }
 
 impl Memory {
+    /// Whether sessions use what does not survive a fork: CUDA. A process that forks then has none.
+    pub(crate) fn has_cuda(&self) -> bool {
+        matches!(self, Self::Own(backend) if *backend != BackendKind::Emulated)
+    }
+
     pub(crate) fn open(&self) -> Result<Session, String> {
         let builder = match self {
-            Self::Emulated => Session::builder().backend(BackendKind::Emulated),
+            Self::Own(backend) => Session::builder().backend(*backend),
             Self::Exported(_) => Session::builder().backend(BackendKind::Rm).rm(RmLevel::Vmm),
         };
         builder.open().map_err(text)
@@ -123,12 +128,7 @@ impl Memory {
     /// Pins `bytes` of the buffer of this tag, or, if `fresh` and to be had, of one that nobody else holds.
     pub(crate) fn pin(&self, session: &Session, tag: Tag, bytes: usize, fresh: bool) -> Result<Pin, String> {
         let exports = match self {
-            Self::Emulated => {
-                let bytes = bytes.min(EMULATED);
-                let buffer = session.alloc(bytes).map_err(text)?;
-                buffer.upload(0, &tag.bytes(0, bytes)).map_err(text)?;
-                return Ok(Pin { pinned: session.pin(Arc::new(buffer)).map_err(text)?, tag, sole: true });
-            }
+            Self::Own(backend) => return own(session, *backend, tag, bytes).map_err(text),
             Self::Exported(exports) => exports,
         };
         let (source, kept) = match tag.kind {
@@ -143,6 +143,17 @@ impl Memory {
         let fd = kept.get(usize::try_from(tag.number).map_err(text)?).ok_or("no such buffer")?;
         Ok(Pin { pinned: session.pin_export(fd.as_fd(), exports.gpu, bytes).map_err(text)?, tag, sole: false })
     }
+}
+
+/// Memory that this process allocates and that goes with the pin. On a GPU it is a whole object, so that what is let go is
+/// somebody else's at once.
+fn own(session: &Session, backend: BackendKind, tag: Tag, bytes: usize) -> gdrcopy::Result<Pin> {
+    let bytes = if backend == BackendKind::Emulated { bytes.min(EMULATED) } else { bytes };
+    let whole = if backend == BackendKind::Emulated { bytes } else { BUFFER };
+    let buffer = Arc::new(session.alloc_on(0, whole)?);
+    buffer.upload(0, &tag.bytes(0, whole))?;
+    let pinned = session.pin(DeviceRange::from(&buffer).slice(..bytes)?)?;
+    Ok(Pin { pinned, tag, sole: true })
 }
 
 /// One side of the sockets between the owner and everybody else.
@@ -273,7 +284,7 @@ pub(crate) fn prove_tags(memory: &Memory) -> Result<(), String> {
     {
         let buffer = Arc::new(session.alloc(BUFFER).map_err(text)?);
         buffer.upload(0, &mine.bytes(0, BUFFER)).map_err(text)?;
-        let range = gdrcopy::DeviceRange::from(&buffer).slice(..bytes).map_err(text)?;
+        let range = DeviceRange::from(&buffer).slice(..bytes).map_err(text)?;
         let mapping = session.pin(range).and_then(|pin| pin.map()).map_err(text)?;
         mine.check(&mapping)?;
         verify(mine, &buffer)?;

@@ -245,14 +245,16 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Plays the round and says what the old address showed at worst.
-    pub(crate) fn play(&self, scenario: &Scenario, session: &Session) -> Result<Outcome, String> {
+    /// Plays the round and says what the old address showed at worst. Without a session of the caller's every scenario
+    /// has a process of its own.
+    pub(crate) fn play(&self, scenario: &Scenario, session: Option<&Session>) -> Result<Outcome, String> {
         self.slot.reset();
-        let played = match scenario.act {
-            Act::Unmap => self.unmap(session, false),
-            Act::MapAgain => self.unmap(session, true),
-            Act::Close => self.close(),
-            act => self.with_child(act, scenario.how),
+        let played = match (scenario.act, session) {
+            (Act::Unmap, Some(session)) => self.unmap(session.clone(), false),
+            (Act::MapAgain, Some(session)) => self.unmap(session.clone(), true),
+            (Act::Close, Some(_)) => self.close(),
+            (act @ (Act::Unmap | Act::MapAgain | Act::Close), None) => self.apart(act),
+            (act, _) => self.with_child(act, scenario.how),
         };
         played.map_err(|error| format!("{}, {:?}: {error}", scenario.name, self.variant))?;
         let worst = self.slot.worst.load(Ordering::Acquire);
@@ -265,8 +267,21 @@ impl Round<'_> {
         Ok(outcome)
     }
 
-    fn unmap(&self, session: &Session, again: bool) -> Result<(), String> {
-        let (mut held, place) = self.hold(session.clone())?;
+    /// A scenario of one process, in one of its own.
+    fn apart(&self, act: Act) -> Result<(), String> {
+        let worker = pid();
+        let victim = spawn(self.shared, Fork::Library, || {
+            die_with(worker)?;
+            match act {
+                Act::Close => self.close(),
+                act => self.unmap(self.memory.open()?, act == Act::MapAgain),
+            }
+        })?;
+        reap(victim, Ended::Code(0))
+    }
+
+    fn unmap(&self, session: Session, again: bool) -> Result<(), String> {
+        let (mut held, place) = self.hold(session)?;
         held.take(Step::Mapping)?;
         if again {
             // As a rule it comes to the same address.
@@ -410,7 +425,7 @@ fn undo_dontfork(place: Place) -> Result<(), String> {
 /// Plays rounds until there are `limit`, counting what they showed.
 pub(crate) fn worker(shared: &Shared, memory: &Memory, index: usize, limit: u64) -> Result<(), String> {
     adopt_orphans(true);
-    let session = memory.open()?;
+    let session = if memory.has_cuda() { None } else { Some(memory.open()?) };
     let number = u32::try_from(index).map_err(text)?;
     let scenarios = u64::try_from(SCENARIOS.len()).map_err(text)?;
     while !shared.abandon.load(Ordering::Acquire) {
@@ -421,8 +436,8 @@ pub(crate) fn worker(shared: &Shared, memory: &Memory, index: usize, limit: u64)
         let kind = usize::try_from(ticket % scenarios).map_err(text)?;
         let variant = Variant::of(ticket / scenarios);
         let round = Round { shared, memory, slot: &shared.slots[index], number, variant };
-        let outcome = round.play(&SCENARIOS[kind], &session)?;
+        let outcome = round.play(&SCENARIOS[kind], session.as_ref())?;
         shared.counts[kind][outcome.index()].fetch_add(1, Ordering::Relaxed);
     }
-    session.close().map_err(text)
+    session.map_or(Ok(()), |session| session.close().map_err(text))
 }

@@ -1,6 +1,10 @@
 //! Backend `vulkan`: the same memory, reached through documented calls alone.
 
-use gdrcopy::{AfterFree, Allocator, BackendKind, DeviceBuffer, DeviceRange, ErrorKind, MemoryKind, RmLevel, Session};
+use std::os::fd::AsFd;
+
+use gdrcopy::{
+    AfterFree, Allocator, BackendKind, DeviceBuffer, DeviceRange, ErrorKind, Feature, MemoryKind, RmLevel, Session,
+};
 
 use crate::memory::{all_positions, kernel_answers, over_several_handles};
 use crate::support::{self, opened, pattern};
@@ -53,6 +57,28 @@ fn vulkan_cuda_malloc_is_refused() {
     let error = session.pin(&buffer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc), "{error}");
     println!("{error}");
+}
+
+/// Buffers of this backend go to other processes as those of any other; taking them in is for backend rm.
+#[test]
+fn vulkan_exports_and_does_not_import() {
+    let (Some(session), Some(rm)) = (session(), support::session(RmLevel::Vmm)) else { return };
+    let gpu = session.gpus().unwrap()[0].pci.unwrap();
+    for (how, bytes) in [(Allocator::Buffer, 2 * MIB), (Allocator::CuMemCreate, 4096)] {
+        let buffer = session.alloc_as(0, bytes, how).unwrap();
+        let fd = buffer.export().unwrap();
+        let refused = session.pin_export(fd.as_fd(), gpu, bytes).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::UnsupportedFeature(Feature::Operation), "{refused}");
+        assert!(refused.to_string().contains("use backend 'rm'"), "{refused}");
+        let there = rm.pin_export(fd.as_fd(), gpu, bytes).unwrap().map().unwrap();
+        let here = session.pin(&buffer).unwrap().map().unwrap();
+        let data = pattern(37, bytes);
+        there.write(0, &data).unwrap();
+        there.flush().unwrap();
+        let mut seen = vec![0; bytes];
+        here.read(0, &mut seen).unwrap();
+        assert!(seen == data, "{how}, {bytes} bytes");
+    }
 }
 
 /// Where the window is, as seen from the device address: the same for all ranges of one mapping.

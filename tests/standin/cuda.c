@@ -242,3 +242,48 @@ EXPORT CUresult cuEventDestroy_v2(struct queue *event)
 {
 	CALL(queue_end(event));
 }
+
+EXPORT CUresult cuStreamQuery(struct queue *stream)
+{
+	CALL(stream_alive(stream));
+}
+
+/* Running kernels is beyond a stand-in. */
+EXPORT CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned options, unsigned *which, void **values)
+{
+	(void)module, (void)image, (void)options, (void)which, (void)values;
+	CALL(NOT_SUPPORTED);
+}
+
+EXPORT CUresult cuModuleUnload(void *module)
+{
+	(void)module;
+	CALL(INVALID_HANDLE);
+}
+
+EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name)
+{
+	(void)function, (void)module, (void)name;
+	CALL(INVALID_HANDLE);
+}
+
+EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
+{
+	(void)value, (void)attribute, (void)function;
+	CALL(INVALID_HANDLE);
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared)
+{
+	(void)blocks, (void)function, (void)threads, (void)shared;
+	CALL(INVALID_HANDLE);
+}
+
+EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+			       unsigned block_y, unsigned block_z, unsigned shared, struct queue *stream,
+			       void **parameters, void **extra)
+{
+	(void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+	(void)shared, (void)stream, (void)parameters, (void)extra;
+	CALL(INVALID_HANDLE);
+}

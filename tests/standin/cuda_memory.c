@@ -152,6 +152,12 @@ EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
 	CALL(cuda_current() < 0 ? INVALID_CONTEXT : host_alloc(pointer, bytes));
 }
 
+EXPORT CUresult cuMemHostGetDevicePointer_v2(uint64_t *addr, void *pointer, unsigned flags)
+{
+	(void)addr, (void)pointer, (void)flags;
+	CALL(NOT_SUPPORTED);
+}
+
 static CUresult host_free(void *pointer)
 {
 	for (struct host **at = &hosts; *at; at = &(*at)->next) {

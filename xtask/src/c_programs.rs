@@ -274,6 +274,21 @@ pub(crate) fn tests(log: &mut Log, workspace: &Workspace) -> Outcome {
     Ok(Verdict::Passed)
 }
 
+/// The library with backend vulkan built in, and the system's loader hidden by a file of its name that is no library.
+pub(crate) fn with_vulkan(log: &mut Log, workspace: &Workspace) -> Outcome {
+    let stage = Layout::at(workspace.target.join("c-stage-vulkan")).with("vulkan");
+    install::install(log, workspace, &stage)?;
+    let out = workspace.target.join("c-tests/vulkan");
+    let programs = compile(log, &stage, &workspace.root.join("ffi/tests/vulkan"), &out, &[])?;
+    let hidden = out.join("hidden");
+    let loader = hidden.join("libvulkan.so.1");
+    let hide = fs::create_dir_all(&hidden).and_then(|()| fs::write(&loader, ""));
+    hide.map_err(|error| format!("{}: {error}", loader.display()))?;
+    let path = std::env::join_paths([hidden, stage.lib()]).map_err(|error| error.to_string())?;
+    execute(log, &stage, &programs, Checker::None, &[("LD_LIBRARY_PATH", &path)])?;
+    Ok(Verdict::Passed)
+}
+
 pub(crate) fn memcheck(log: &mut Log, workspace: &Workspace) -> Outcome {
     if !obtain(log, "valgrind", "valgrind") {
         return Ok(Verdict::Skipped("valgrind is not installed (Debian: valgrind)".to_owned()));

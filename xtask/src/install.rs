@@ -27,15 +27,22 @@ pub(crate) struct Layout {
     destdir: Option<PathBuf>,
     /// Below the prefix.
     libdir: PathBuf,
+    /// Of the package `gdrapi`, beyond the default ones, as cargo takes them.
+    features: Option<String>,
 }
 
 impl Layout {
     pub(crate) fn at(prefix: PathBuf) -> Self {
-        Self { prefix, destdir: None, libdir: "lib".into() }
+        Self { prefix, destdir: None, libdir: "lib".into(), features: None }
+    }
+
+    /// With these features built in.
+    pub(crate) fn with(self, features: &str) -> Self {
+        Self { features: Some(features.to_owned()), ..self }
     }
 
     pub(crate) fn parse(args: &[OsString]) -> Result<Self, String> {
-        let (mut prefix, mut destdir, mut libdir) = (None, None, PathBuf::from("lib"));
+        let (mut prefix, mut destdir, mut libdir, mut features) = (None, None, PathBuf::from("lib"), None);
         let mut args = args.iter();
         while let Some(flag) = args.next() {
             let mut value =
@@ -44,6 +51,7 @@ impl Layout {
                 Some("--prefix") => prefix = Some(value()?),
                 Some("--destdir") => destdir = Some(value()?),
                 Some("--libdir") => libdir = value()?,
+                Some("--features") => features = Some(value()?.to_string_lossy().into_owned()),
                 _ => return Err(format!("unexpected argument `{}`", flag.display())),
             }
         }
@@ -54,7 +62,7 @@ impl Layout {
         if libdir.is_absolute() {
             return Err(format!("--libdir {} is not relative to the prefix", libdir.display()));
         }
-        Ok(Self { prefix, destdir, libdir })
+        Ok(Self { prefix, destdir, libdir, features })
     }
 
     fn staged(&self, path: PathBuf) -> PathBuf {
@@ -157,8 +165,14 @@ fn build_dir(workspace: &Workspace) -> PathBuf {
 }
 
 /// Builds both libraries as they are shipped, into a folder of their own.
-fn build(log: &mut Log, workspace: &Workspace) -> Result<(), String> {
-    run(log, cargo(["build", "--locked", "--release", "--package", "gdrapi"]))?;
+fn build(log: &mut Log, workspace: &Workspace, features: Option<&str>) -> Result<(), String> {
+    let features = features.map(|features| ["--features", features]);
+    run(
+        log,
+        cargo(
+            ["build", "--locked", "--release", "--package", "gdrapi"].into_iter().chain(features.into_iter().flatten()),
+        ),
+    )?;
     let (from, to) = (workspace.target.join("release"), build_dir(workspace));
     fs::create_dir_all(&to).map_err(at(&to))?;
     let shared = [Path::new("--strip-unneeded"), Path::new("-o"), &to.join(REAL_NAME), &from.join(LINK_NAME)];
@@ -167,7 +181,7 @@ fn build(log: &mut Log, workspace: &Workspace) -> Result<(), String> {
 }
 
 pub(crate) fn install(log: &mut Log, workspace: &Workspace, layout: &Layout) -> Result<(), String> {
-    build(log, workspace)?;
+    build(log, workspace, layout.features.as_deref())?;
     for (path, content) in layout.files(workspace) {
         let folder = path.parent().ok_or("a file without a folder")?;
         fs::create_dir_all(folder).map_err(at(folder))?;
@@ -221,6 +235,7 @@ mod tests {
         let layout = parse(&["--destdir", "/tmp/d", "--prefix", "/usr", "--libdir", "lib/x86_64-linux-gnu"]).unwrap();
         assert_eq!(layout.lib(), Path::new("/tmp/d/usr/lib/x86_64-linux-gnu"));
         assert_eq!(layout.include(), Path::new("/tmp/d/usr/include"));
+        assert_eq!(parse(&["--prefix", "/usr", "--features", "vulkan"]), Ok(Layout::at("/usr".into()).with("vulkan")));
         for wrong in [&[][..], &["--prefix"], &["--prefix", "usr"], &["--libdir", "/lib", "--prefix", "/"], &["/usr"]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

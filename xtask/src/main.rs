@@ -6,6 +6,8 @@ mod c_programs;
 mod ci;
 mod install;
 mod instructions;
+mod nvrtc;
+mod ptx;
 mod real_clients;
 mod run;
 mod steps;
@@ -16,12 +18,14 @@ mod vm_guest;
 mod vm_nvidia;
 mod vm_packages;
 mod vm_tap;
+mod wheels;
 mod workspace;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ci::Verdict;
 use install::Layout;
 use run::Log;
 use workspace::Workspace;
@@ -37,13 +41,16 @@ usage: cargo xtask COMMAND
                             write them there
   install --prefix DIR [--libdir DIR] [--destdir DIR]
                             build and install the C library (libgdrapi.so.2, libgdrapi.a), its headers, and what
-                            pkg-config and CMake read; --libdir is below the prefix (default: lib)
+                            pkg-config and CMake read; --libdir is below the prefix (default: lib); with --features
+                            vulkan that backend is built in
   uninstall --prefix DIR [--libdir DIR] [--destdir DIR]
                             remove what install put there
   vm [--kernel 6.1|6.12] [--contract] [--broken] [--extra DIR] [--build-tree DIR] [--keep] [FILTER]
                             test the kernel module in a virtual machine; only the tests whose name contains FILTER.
                             --contract: the library's contract suite instead; --broken: its broken variants, each of which a test must notice; --extra: static programs
                             to run as well; --build-tree: a kernel built from source instead of Debian's
+  ptx [--check]             compile the GPU kernels of the tree to the PTX that is committed beside them; --check: see
+                            that this would change nothing, and that the PTX can be assembled
   nvidia-headers            compile the kernel module against the headers of NVIDIA drivers that Debian has
   -h, --help                print this text";
 
@@ -59,6 +66,8 @@ enum Command {
     Uninstall(Layout),
     Vm(vm::Options),
     NvidiaHeaders,
+    Ptx,
+    PtxCheck,
 }
 
 fn parse(args: &[OsString]) -> Result<Command, String> {
@@ -89,6 +98,9 @@ fn parse(args: &[OsString]) -> Result<Command, String> {
         (Some("uninstall"), args) => {
             Layout::parse(args).map(Command::Uninstall).map_err(|why| format!("uninstall: {why}"))
         }
+        (Some("ptx"), []) => Ok(Command::Ptx),
+        (Some("ptx"), [check]) if check == "--check" => Ok(Command::PtxCheck),
+        (Some("ptx"), _) => Err("ptx: expected nothing or `--check`".to_owned()),
         (Some("nvidia-headers"), []) => Ok(Command::NvidiaHeaders),
         (Some("vm"), options) => {
             let options: Vec<String> = options.iter().map(|option| option.to_string_lossy().into_owned()).collect();
@@ -105,6 +117,13 @@ fn gpu_bundle(log: &mut Log, out: Option<PathBuf>) -> Result<(), String> {
         None => workspace.root.join("bundle"),
     };
     bundle::build(log, &workspace, &out)
+}
+
+fn ptx_check(log: &mut Log, workspace: &Workspace) -> Result<ExitCode, String> {
+    if let Verdict::Skipped(why) = ptx::check(log, workspace)? {
+        log.say(&format!("SKIPPED: {why}"));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
@@ -137,6 +156,10 @@ fn main() -> ExitCode {
             .and_then(|workspace| install::uninstall(&mut log, &workspace, &layout))
             .map(|()| ExitCode::SUCCESS),
         Ok(Command::GpuBundle(out)) => gpu_bundle(&mut log, out).map(|()| ExitCode::SUCCESS),
+        Ok(Command::Ptx) => {
+            Workspace::load().and_then(|workspace| ptx::regenerate(&mut log, &workspace)).map(|()| ExitCode::SUCCESS)
+        }
+        Ok(Command::PtxCheck) => Workspace::load().and_then(|workspace| ptx_check(&mut log, &workspace)),
         Ok(Command::NvidiaHeaders) => Workspace::load()
             .and_then(|workspace| vm_nvidia::command_headers(&mut log, &workspace))
             .map(|()| ExitCode::SUCCESS),
@@ -202,6 +225,13 @@ mod tests {
         assert_eq!(parsed(&["install", "--prefix", "/usr"]), Ok(Command::Install(layout.clone())));
         assert_eq!(parsed(&["uninstall", "--prefix", "/usr"]), Ok(Command::Uninstall(layout)));
         assert!(parsed(&["install"]).unwrap_err().starts_with("install: "));
+    }
+
+    #[test]
+    fn ptx_writes_or_checks() {
+        assert_eq!(parsed(&["ptx"]), Ok(Command::Ptx));
+        assert_eq!(parsed(&["ptx", "--check"]), Ok(Command::PtxCheck));
+        assert!(parsed(&["ptx", "src/ptx/load.cu"]).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::ci::{Step, Verdict};
 use crate::run::{Log, capture, cargo, command, query, run};
 use crate::vm;
 use crate::workspace::{LIBRARY, Workspace};
-use crate::{abi, bundle, c_programs, instructions, real_clients};
+use crate::{abi, bundle, c_programs, instructions, ptx, real_clients};
 
 type Outcome = Result<Verdict, String>;
 
@@ -33,9 +33,14 @@ pub(crate) const ALL: &[Step] = &[
     Step { name: "msrv", about: "cargo check with the oldest promised compiler, where it is installed", run: msrv },
     Step { name: "no C in a plain build", about: "few crates, none of which builds C", run: no_c },
     Step {
-        name: "copylat smoke",
-        about: "gdrcopy_copylat on the emulated backend, its JSON checked",
-        run: copylat_smoke,
+        name: "ptx",
+        about: "the GPU kernels' PTX belongs to its source; with compiler and assembler from PyPI (65 MB, once) for sm_70 to sm_100",
+        run: ptx::check,
+    },
+    Step {
+        name: "tools smoke",
+        about: "the measuring programs as released, on the emulated backend, their JSON checked",
+        run: tools_smoke,
     },
     Step { name: "benches", about: "every benchmark once, on the emulated backend", run: benches },
     Step {
@@ -43,12 +48,22 @@ pub(crate) const ALL: &[Step] = &[
         about: "the copy path's instructions per call under valgrind, where it is installed",
         run: instructions::check,
     },
+    Step {
+        name: "limits smoke",
+        about: "the bench of the copy engine's targets on the emulated backend, its JSON checked",
+        run: limits_smoke,
+    },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
     Step {
         name: "c gdrdrv",
         about: "the same on backend gdrdrv, over a stand-in for modules 2.0 to 2.6",
         run: c_programs::tests_over_gdrdrv,
+    },
+    Step {
+        name: "c vulkan",
+        about: "the library with backend vulkan: what it says where there is no Vulkan loader",
+        run: c_programs::with_vulkan,
     },
     Step { name: "c memcheck", about: "the same under valgrind, where it is installed", run: c_programs::memcheck },
     Step { name: "c sanitize", about: "the same built with AddressSanitizer", run: c_programs::sanitize },
@@ -222,25 +237,46 @@ fn crate_names(tree: &str) -> BTreeSet<String> {
     tree.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-fn copylat_smoke(log: &mut Log, _: &Workspace) -> Outcome {
-    let build = ["run", "--locked", "--release", "--features", "tools", "--bin", "gdrcopy_copylat"];
-    let tool = ["--", "-s", "4096", "-w", "100", "-r", "20", "--json", "-"];
-    let mut smoke = cargo(build.into_iter().chain(tool));
-    smoke.env("GDRCOPY_BACKEND", "emulated");
-    let output = capture(log, smoke)?;
-    let results = check_report(&output)?;
-    log.keep(format!("{results} results, all verified"));
+/// The programs whose report has `results`, and flags of a short run.
+const MEASURING: [(&str, &[&str]); 3] = [
+    ("gdrcopy_copylat", &["-s", "4096", "-w", "100", "-r", "20"]),
+    ("gdrcopy_copybw", &["-l", "-w", "100", "-r", "20"]),
+    ("gdrcopy_apiperf", &["-s", "131072", "-n", "20"]),
+];
+
+fn tools_smoke(log: &mut Log, _: &Workspace) -> Outcome {
+    for (tool, flags) in MEASURING {
+        let build = ["run", "--locked", "--release", "--features", "tools", "--bin", tool, "--"];
+        let mut smoke = cargo(build.into_iter().chain(flags.iter().copied()).chain(["--json", "-"]));
+        smoke.env("GDRCOPY_BACKEND", "emulated");
+        let output = capture(log, smoke)?;
+        let results = check_report(&output, tool).map_err(|error| format!("{tool}: {error}"))?;
+        log.keep(format!("{tool}: {results} results, all checked"));
+    }
     Ok(Verdict::Passed)
 }
 
-/// Checks a tool's JSON: nothing else on standard output, the schema we know, every result verified, both directions.
-fn check_report(output: &str) -> Result<usize, String> {
+/// Checks a tool's JSON: nothing else on standard output, the schema we know, figures in order; every copy verified and
+/// both directions there, or every call named.
+fn check_report(output: &str, tool: &str) -> Result<usize, String> {
     let report: Value =
         serde_json::from_str(output).map_err(|error| format!("standard output is not JSON: {error}"))?;
-    if report["schema"] != 1 {
-        return Err(format!("`schema` is {}, not 1", report["schema"]));
+    if report["schema"] != 1 || report["tool"] != tool {
+        return Err(format!("`schema` is {}, not 1, or `tool` is not it: {}", report["schema"], report["tool"]));
     }
-    let results = report["results"].as_array().ok_or("`results` is not a list")?;
+    let results = report["results"].as_array().filter(|list| !list.is_empty()).ok_or("`results` is no full list")?;
+    let ns = |result: &Value, name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+    let is_ordered =
+        |result: &&Value| ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| ns(result, name)).is_sorted();
+    if let Some(result) = results.iter().find(|result| !is_ordered(result)) {
+        return Err(format!("figures are missing or in disorder: {result}"));
+    }
+    if results.iter().any(|result| result["op"].is_string()) {
+        return match results.iter().find(|result| !result["op"].is_string()) {
+            Some(result) => Err(format!("a call has no name: {result}")),
+            None => Ok(results.len()),
+        };
+    }
     if let Some(result) = results.iter().find(|result| result["verified"] != true) {
         return Err(format!("a result is not verified: {result}"));
     }
@@ -258,6 +294,32 @@ fn benches(log: &mut Log, _: &Workspace) -> Outcome {
     let mut once = cargo(["bench", "--locked", "-p", LIBRARY].into_iter().chain(which).chain(["--", "--test"]));
     once.env("GDRCOPY_BACKEND", "emulated");
     passed(run(log, once))
+}
+
+fn limits_smoke(log: &mut Log, _: &Workspace) -> Outcome {
+    let bench = ["bench", "--locked", "--features", "tools", "--bench", "limits", "--", "--quick", "--json", "-"];
+    let mut smoke = cargo(bench);
+    smoke.env("GDRCOPY_BACKEND", "emulated");
+    let output = capture(log, smoke)?;
+    let (results, verdicts) = (check_report(&output, "limits")?, check_verdicts(&output)?);
+    log.keep(format!("{results} results, all verified; {verdicts} targets, none judged on an emulated GPU"));
+    Ok(Verdict::Passed)
+}
+
+/// Checks that the parts which run anywhere have their targets, and that an emulated GPU neither meets nor misses one.
+fn check_verdicts(output: &str) -> Result<usize, String> {
+    let report: Value =
+        serde_json::from_str(output).map_err(|error| format!("standard output is not JSON: {error}"))?;
+    let verdicts = report["verdicts"].as_array().ok_or("`verdicts` is not a list")?;
+    for part in ["posted", "grid", "chosen"] {
+        if verdicts.iter().all(|verdict| verdict["part"] != part) {
+            return Err(format!("no target of part {part}"));
+        }
+    }
+    match verdicts.iter().find(|verdict| !verdict["measured"].is_number() || !verdict["met"].is_null()) {
+        Some(verdict) => Err(format!("not measured, or judged without a GPU: {verdict}")),
+        None => Ok(verdicts.len()),
+    }
 }
 
 fn gpu_bundle(log: &mut Log, workspace: &Workspace) -> Outcome {
@@ -293,22 +355,50 @@ mod tests {
     }
 
     #[test]
-    fn a_report_must_be_json_alone_and_verified_in_both_directions() {
-        let report = |schema: u32, directions: &[(&str, bool)]| {
-            let results: Vec<Value> = directions
-                .iter()
-                .map(|(direction, verified)| serde_json::json!({"direction": direction, "verified": verified}))
-                .collect();
-            serde_json::json!({"schema": schema, "results": results}).to_string()
+    fn every_part_has_its_targets_and_none_is_judged() {
+        let report = |parts: &[&str], measured: Value, met: Value| {
+            let verdict = |part: &&str| serde_json::json!({"part": part, "measured": measured, "met": met});
+            serde_json::json!({"verdicts": parts.iter().map(verdict).collect::<Vec<_>>()}).to_string()
         };
-        let good = report(1, &[("h2d", true), ("d2h", true)]);
-        assert_eq!(check_report(&good), Ok(2));
-        assert!(check_report(&format!("{good}\ndone")).is_err());
-        assert!(check_report("").is_err());
-        assert!(check_report(&report(2, &[("h2d", true), ("d2h", true)])).is_err());
-        assert!(check_report(&report(1, &[("h2d", true), ("d2h", false)])).is_err());
-        assert!(check_report(&report(1, &[("h2d", true)])).is_err());
-        assert!(check_report(&report(1, &[])).is_err());
-        assert!(check_report(r#"{"schema":1,"results":[{"direction":"h2d"}]}"#).is_err());
+        let parts = ["posted", "posted", "grid", "chosen"];
+        assert_eq!(check_verdicts(&report(&parts, 3.5.into(), Value::Null)), Ok(4));
+        assert!(check_verdicts(&report(&parts[..3], 3.5.into(), Value::Null)).is_err());
+        assert!(check_verdicts(&report(&parts, 3.5.into(), true.into())).is_err());
+        assert!(check_verdicts(&report(&parts, Value::Null, Value::Null)).is_err());
+        assert!(check_verdicts("{}").is_err());
+    }
+
+    #[test]
+    fn a_report_must_be_json_alone_ordered_and_verified_in_both_directions() {
+        const TOOL: &str = "gdrcopy_copylat";
+        let figures = |more: Value| {
+            let mut result = serde_json::json!({"min_ns": 1, "p50_ns": 2.5, "p99_ns": 3, "p999_ns": 3, "max_ns": 4});
+            result.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            result
+        };
+        let of = |schema: u32, results: Vec<Value>| {
+            serde_json::json!({"schema": schema, "tool": TOOL, "results": results}).to_string()
+        };
+        let copy = |direction: &str, verified: bool| {
+            figures(serde_json::json!({"direction": direction, "verified": verified}))
+        };
+        let good = of(1, vec![copy("h2d", true), copy("d2h", true)]);
+        assert_eq!(check_report(&good, TOOL), Ok(2));
+        assert!(check_report(&good, "gdrcopy_copybw").is_err());
+        assert!(check_report(&format!("{good}\ndone"), TOOL).is_err());
+        for bad in [
+            String::new(),
+            of(2, vec![copy("h2d", true), copy("d2h", true)]),
+            of(1, vec![copy("h2d", true), copy("d2h", false)]),
+            of(1, vec![copy("h2d", true)]),
+            of(1, vec![]),
+            of(1, vec![figures(serde_json::json!({"direction": "h2d"}))]),
+            of(1, vec![figures(serde_json::json!({"op": "pin"})), copy("h2d", true)]),
+            of(1, vec![figures(serde_json::json!({"op": "pin", "max_ns": 1}))]),
+            of(1, vec![serde_json::json!({"op": "pin"})]),
+        ] {
+            assert!(check_report(&bad, TOOL).is_err(), "{bad}");
+        }
+        assert_eq!(check_report(&of(1, vec![figures(serde_json::json!({"op": "pin"}))]), TOOL), Ok(1));
     }
 }

@@ -32,6 +32,7 @@ ASSERT(offsetof(gdrx_mapping_facts_t, mapping_type) == 24);
 ASSERT(offsetof(gdrx_mapping_facts_t, after_free) == 28);
 ASSERT(offsetof(gdrx_mapping_facts_t, routine) == 48);
 ASSERT(sizeof(gdrx_cost_t) == 32 && offsetof(gdrx_cost_t, get_bytes_per_second) == 24);
+ASSERT(sizeof(gdrx_copier_t) == 8);
 ASSERT(sizeof(gdrx_error_kind_t) == 4 && GDRX_ERROR_INTERNAL == 18);
 
 /* The types, not only the names: a declaration that differs does not compile. */

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "calls into the Vulkan loader and driver")]
 
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -18,8 +19,8 @@ use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
 use crate::cuda::memory::VmmHandle;
 use crate::cuda::pointer::{Block, Pools};
-use crate::error::{Error, ErrorKind, MemoryKind, Result};
-use crate::gpu::GpuInfo;
+use crate::error::{Error, ErrorKind, Feature, MemoryKind, Result};
+use crate::gpu::{GpuInfo, PciAddress};
 use crate::range::{GpuAddr, Span};
 use crate::sys::num::u64_of;
 
@@ -152,6 +153,16 @@ fn refuse_legacy(addr: GpuAddr) -> Error {
     )
 }
 
+/// An import states the size of the whole memory object (Vulkan specification, VkMemoryAllocateInfo), and no public call
+/// tells it: not from the descriptor, not through CUDA, where a handle has properties but no length. One of the caller's
+/// guesses would be taken or refused as the driver likes.
+fn refuse_export() -> Error {
+    let cause = "backend 'vulkan' cannot import exported memory: Vulkan asks for the size of the whole memory object, \
+                 which a descriptor does not tell";
+    Error::new("pin", ErrorKind::UnsupportedFeature(Feature::Operation), cause)
+        .remedy("use backend 'rm' here; or have this process map the memory through CUDA and pin its device pointer")
+}
+
 impl Backend for Vulkan {
     fn kind(&self) -> BackendKind {
         BackendKind::Vulkan
@@ -179,6 +190,10 @@ impl Backend for Vulkan {
     /// Memory objects are whole pages, so the pages around a range are in the same ones.
     fn pin_pages(&self, asked: Span, _tokens: P2pTokens) -> Result<Box<dyn Pin>> {
         self.hold(asked.gpu_pages("pin")?, Reach::Object)
+    }
+
+    fn pin_export(&self, _fd: BorrowedFd<'_>, _gpu: PciAddress, _bytes: usize) -> Result<Box<dyn Pin>> {
+        Err(refuse_export())
     }
 
     fn close(&self) -> Result<()> {

@@ -236,12 +236,24 @@ fn devices_are_told_apart_by_their_own_uuid() {
         Ok(instance) => instance,
         Err(error) => return skip("UUIDs", &error),
     };
+    let error = instance.device(*b"nobody's device.").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+    let line = error.to_string();
+    assert!(line.contains("no device of Vulkan 1.1 has the UUID of the CUDA device, 6e6f626f647927"), "{line}");
+    assert!(line.contains("NVIDIA_DRIVER_CAPABILITIES=all") && line.contains("VK_DRIVER_FILES"), "{line}");
     for (physical, identity) in instance.devices().unwrap() {
+        assert!(line.contains(&identity.name), "{line} names {identity:?}");
         if identity.version >= vk::API_VERSION_1_1 {
             assert_ne!(identity.uuid, [0; 16], "{identity:?}");
             assert_eq!(instance.device(identity.uuid).unwrap(), (physical, identity.name));
         }
     }
-    let error = instance.device(*b"nobody's device.").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+}
+
+#[test]
+fn exported_memory_is_refused_with_the_reason_and_the_way_out() {
+    let error = refuse_export();
+    assert_eq!((error.op(), error.kind()), ("pin", ErrorKind::UnsupportedFeature(Feature::Operation)));
+    let line = error.to_string();
+    assert!(line.contains("the size of the whole memory object") && line.contains("use backend 'rm'"), "{line}");
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use memmap2::MmapMut;
 
-use super::args::Plan;
+use super::cpu::flush_lines;
+use super::fail::Failure;
+use super::interrupt;
+use super::measure::{Amount, Sampler};
 use super::method::Method;
+use super::pattern;
+use super::report::{Direction, Entry, Metric, Place};
 use crate::buffer::DeviceBuffer;
 use crate::sys::num::u64_of;
-use crate::tool::cpu::flush_lines;
-use crate::tool::fail::Failure;
-use crate::tool::measure::Sampler;
-use crate::tool::pattern;
-use crate::tool::report::{Direction, Entry, Metric, Place};
 
 /// Bytes on either side of a copy that must not change.
 const GUARD: usize = 64;
@@ -22,15 +22,113 @@ const DATA_AT: usize = 4096;
 /// Seed of the bytes around the data.
 const GUARD_SEED: u64 = u64::MAX;
 
+/// Copies per loop where neither a count nor the time says otherwise.
+pub const DEFAULT_WRITES: u64 = 100_000;
+/// As [`DEFAULT_WRITES`].
+pub const DEFAULT_READS: u64 = 10_000;
+
+/// What a row is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loops {
+    /// Back to back, then one at a time.
+    All,
+    /// Back to back only.
+    Sustained,
+    /// One at a time only, each after the host's lines were flushed from the caches.
+    Cold,
+}
+
+/// How many copies are made, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// Exactly so many writes; 0 for none.
+    pub writes: Option<u64>,
+    /// Exactly so many reads; 0 for none.
+    pub reads: Option<u64>,
+    /// Which loops.
+    pub loops: Loops,
+    /// Compare the bytes afterwards.
+    pub verify: bool,
+    /// The largest copy.
+    pub largest: usize,
+}
+
+impl Terms {
+    /// Refuses what leaves nothing to measure.
+    ///
+    /// # Errors
+    ///
+    /// Both counts are 0.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.directions().next().is_none() {
+            return Err(Failure::usage("-w 0 and -r 0 leave nothing to measure; give one of them a count"));
+        }
+        Ok(())
+    }
+
+    /// The directions to measure: a count of 0 leaves one out.
+    pub fn directions(&self) -> impl Iterator<Item = Direction> + use<> {
+        let (writes, reads) = (self.writes != Some(0), self.reads != Some(0));
+        [(Direction::HostToDevice, writes), (Direction::DeviceToHost, reads)]
+            .into_iter()
+            .filter_map(|(direction, wanted)| wanted.then_some(direction))
+    }
+
+    /// How many copies to make in one of a row's loops, which may take `time`.
+    #[must_use]
+    pub fn amount(&self, direction: Direction, time: Duration) -> Amount {
+        let (exact, usual) = match direction {
+            Direction::HostToDevice => (self.writes, DEFAULT_WRITES),
+            Direction::DeviceToHost => (self.reads, DEFAULT_READS),
+        };
+        exact.map_or(Amount::UpTo(usual, time), Amount::Exactly)
+    }
+
+    /// What a row is made of, in words; it may take `row`.
+    #[must_use]
+    pub fn in_words(&self, row: Duration) -> String {
+        let mut is_timed = false;
+        let counts = self.directions().map(|direction| {
+            let what = match direction {
+                Direction::HostToDevice => "writes",
+                Direction::DeviceToHost => "reads",
+            };
+            match self.amount(direction, row) {
+                Amount::Exactly(n) => format!("exactly {n} {what}"),
+                Amount::UpTo(n, _) => {
+                    is_timed = true;
+                    format!("up to {n} {what}")
+                }
+            }
+        });
+        let counts = counts.collect::<Vec<_>>().join(" or ");
+        let limit = if is_timed { format!(" in {} (20 at least)", time_in_words(row)) } else { String::new() };
+        let verified = if self.verify { "data compared" } else { "data NOT compared" };
+        format!("{counts}{limit}; {verified}")
+    }
+}
+
+fn time_in_words(time: Duration) -> String {
+    match time.as_micros() {
+        us if us < 10_000 => format!("{us} us"),
+        _ => format!("{} ms", time.as_millis()),
+    }
+}
+
 /// Bytes of host memory that cells of up to `largest` bytes need.
-pub(super) fn arena_bytes(largest: usize) -> usize {
+#[must_use]
+pub fn arena_bytes(largest: usize) -> usize {
     DATA_AT + largest + GUARD
 }
 
 /// Page-aligned host memory, present and private.
-pub(super) fn host_memory(bytes: usize) -> Result<MmapMut, Failure> {
+///
+/// # Errors
+///
+/// There is not enough.
+pub fn host_memory(bytes: usize) -> Result<MmapMut, Failure> {
     let mut memory = MmapMut::map_anon(bytes).map_err(|error| {
-        Failure::run(format!("no host memory for copies of that size ({error}); name smaller --sizes"))
+        Failure::run(format!("no host memory for copies of that size ({error}); name smaller sizes"))
     })?;
     memory.fill(0);
     Ok(memory)
@@ -38,46 +136,73 @@ pub(super) fn host_memory(bytes: usize) -> Result<MmapMut, Failure> {
 
 /// Measures cells one after the other.
 #[derive(Debug)]
-pub(super) struct Bench<'a> {
-    plan: &'a Plan,
+pub struct Bench<'a> {
+    terms: Terms,
     buffer: &'a DeviceBuffer,
-    pub(super) sampler: Sampler<'a>,
+    /// Runs the loops.
+    pub sampler: Sampler<'a>,
     /// What a stretch of memory should hold: guard, data, guard.
     expected: MmapMut,
     scratch: MmapMut,
 }
 
-/// Offset and size of the copies of one cell, and how long each of its loops may take.
+/// Offset and size of the copies of one cell, and how long it may take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cell {
-    pub(super) offset: usize,
-    pub(super) bytes: usize,
-    pub(super) time: Duration,
+pub struct Cell {
+    /// From the start of the device buffer.
+    pub offset: usize,
+    /// Of one copy.
+    pub bytes: usize,
+    /// For all loops together.
+    pub time: Duration,
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(plan: &'a Plan, buffer: &'a DeviceBuffer, sampler: Sampler<'a>) -> Result<Self, Failure> {
-        let len = if plan.verify { plan.largest() + 2 * GUARD } else { 1 };
-        Ok(Self { plan, buffer, sampler, expected: host_memory(len)?, scratch: host_memory(len)? })
+    /// For copies into and out of `buffer`.
+    ///
+    /// # Errors
+    ///
+    /// No host memory.
+    pub fn new(terms: Terms, buffer: &'a DeviceBuffer, sampler: Sampler<'a>) -> Result<Self, Failure> {
+        let len = if terms.verify { terms.largest + 2 * GUARD } else { 1 };
+        Ok(Self { terms, buffer, sampler, expected: host_memory(len)?, scratch: host_memory(len)? })
     }
 
     /// Times and compares one cell. `arena` is host memory of [`arena_bytes`], page aligned.
-    pub(super) fn cell<M: Method>(
+    ///
+    /// # Errors
+    ///
+    /// A copy failed, or the data is wrong; [`Failure::Interrupted`] after Ctrl-C.
+    pub fn cell<M: Method>(
         &mut self,
         method: &M,
         direction: Direction,
         cell: Cell,
         arena: &mut [u8],
     ) -> Result<Vec<Entry>, Failure> {
-        match direction {
+        let entries = match direction {
             Direction::HostToDevice => self.time_writes(method, cell, arena),
             Direction::DeviceToHost => self.time_reads(method, cell, arena),
-        }
+        }?;
+        // What the loops found until Ctrl-C is no whole row.
+        interrupt::check()?;
+        Ok(entries)
+    }
+
+    /// The copies of each loop of a cell.
+    fn amount<M: Method>(&self, method: &M, direction: Direction, cell: Cell) -> Amount {
+        let loops = match self.terms.loops {
+            Loops::All => 1 + method.singles(direction).len(),
+            Loops::Sustained => 1,
+            Loops::Cold => method.singles(direction).len(),
+        };
+        self.terms.amount(direction, cell.time / u32::try_from(loops).unwrap_or(u32::MAX))
     }
 
     fn time_writes<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
         let Cell { offset, bytes, .. } = cell;
-        let place = place::<M>(Direction::HostToDevice, cell);
+        let place = place(method, Direction::HostToDevice, cell);
+        let Terms { loops, verify, .. } = self.terms;
         let source = &mut arena[DATA_AT..DATA_AT + bytes];
         pattern::fill(source, seed(place));
         let source = &*source;
@@ -85,7 +210,7 @@ impl<'a> Bench<'a> {
         // The device's side: guard, something else than the data in every byte, guard.
         let stretch = offset.saturating_sub(GUARD)..(offset + bytes + GUARD).min(self.buffer.len());
         let data = offset - stretch.start..offset - stretch.start + bytes;
-        if self.plan.verify {
+        if verify {
             let expected = &mut self.expected[..stretch.len()];
             pattern::fill(expected, GUARD_SEED);
             pattern::fill_complement(&mut expected[data.clone()], source);
@@ -93,21 +218,26 @@ impl<'a> Bench<'a> {
             expected[data.clone()].copy_from_slice(source);
         }
 
-        let amount = self.plan.amount(Direction::HostToDevice, cell.time);
+        let amount = self.amount(method, Direction::HostToDevice, cell);
         let per_call = self.sampler.warm_up(amount, || method.write(offset, source))?;
-        let mut entries = Vec::with_capacity(2);
-        if self.plan.cold {
-            let flush = |(): &mut ()| flush_lines(source);
-            let single = self.sampler.single(amount, &mut (), flush, |()| method.write(offset, source))?;
-            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
-        } else {
-            let sustained = self.sampler.sustained(amount, per_call, || method.write(offset, source))?;
-            let single = self.sampler.single(amount, &mut (), |()| (), |()| method.write(offset, source))?;
-            entries.push(Entry::new(place, Metric::Sustained, &sustained, self.plan.verify));
-            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+        let mut entries = Vec::with_capacity(3);
+        if loops != Loops::Cold {
+            let write = || method.write(offset, source);
+            let sustained = self.sampler.batched(amount, per_call, write, || method.close())?;
+            entries.push(Entry::new(place, Metric::Sustained, &sustained, verify));
+        }
+        if loops != Loops::Sustained {
+            for &metric in method.singles(Direction::HostToDevice) {
+                let write = |(): &mut ()| method.single_write(metric, offset, source);
+                let single = match loops {
+                    Loops::Cold => self.sampler.single(amount, &mut (), |()| flush_lines(source), write)?,
+                    _ => self.sampler.single(amount, &mut (), |()| (), write)?,
+                };
+                entries.push(Entry::new(place, metric, &single, verify));
+            }
         }
 
-        if self.plan.verify {
+        if verify {
             method.settle()?;
             let found = &mut self.scratch[..stretch.len()];
             self.buffer.download(stretch.start, found)?;
@@ -118,10 +248,11 @@ impl<'a> Bench<'a> {
 
     fn time_reads<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
         let Cell { offset, bytes, .. } = cell;
-        let place = place::<M>(Direction::DeviceToHost, cell);
+        let place = place(method, Direction::DeviceToHost, cell);
+        let Terms { loops, verify, .. } = self.terms;
         let stretch = DATA_AT - GUARD..DATA_AT + bytes + GUARD;
         let data = GUARD..GUARD + bytes;
-        if self.plan.verify {
+        if verify {
             let expected = &mut self.expected[..stretch.len()];
             pattern::fill(expected, GUARD_SEED);
             pattern::fill(&mut expected[data.clone()], seed(place));
@@ -132,30 +263,34 @@ impl<'a> Bench<'a> {
             pattern::fill_complement(&mut host[data.clone()], &expected[data.clone()]);
         }
 
-        let amount = self.plan.amount(Direction::DeviceToHost, cell.time);
+        let amount = self.amount(method, Direction::DeviceToHost, cell);
         let target = &mut arena[DATA_AT..DATA_AT + bytes];
         let per_call = self.sampler.warm_up(amount, || method.read(offset, target))?;
         let mut entries = Vec::with_capacity(2);
-        if self.plan.cold {
-            let flush = |target: &mut [u8]| flush_lines(target);
-            let single = self.sampler.single(amount, target, flush, |target| method.read(offset, target))?;
-            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
-        } else {
+        if loops != Loops::Cold {
             let sustained = self.sampler.sustained(amount, per_call, || method.read(offset, target))?;
-            let single = self.sampler.single(amount, target, |_| (), |target| method.read(offset, target))?;
-            entries.push(Entry::new(place, Metric::Sustained, &sustained, self.plan.verify));
-            entries.push(Entry::new(place, Metric::Single, &single, self.plan.verify));
+            entries.push(Entry::new(place, Metric::Sustained, &sustained, verify));
+        }
+        if loops != Loops::Sustained {
+            for &metric in method.singles(Direction::DeviceToHost) {
+                let read = |target: &mut [u8]| method.read(offset, target);
+                let single = match loops {
+                    Loops::Cold => self.sampler.single(amount, target, |target| flush_lines(target), read)?,
+                    _ => self.sampler.single(amount, target, |_| (), read)?,
+                };
+                entries.push(Entry::new(place, metric, &single, verify));
+            }
         }
 
-        if self.plan.verify {
+        if verify {
             compare(place, &arena[stretch.clone()], &self.expected[..stretch.len()], data)?;
         }
         Ok(entries)
     }
 }
 
-fn place<M: Method>(direction: Direction, cell: Cell) -> Place {
-    Place { direction, method: M::NAME, bytes: u64_of(cell.bytes), offset: u64_of(cell.offset) }
+fn place<M: Method>(method: &M, direction: Direction, cell: Cell) -> Place {
+    Place { direction, method: method.name(), bytes: u64_of(cell.bytes), offset: u64_of(cell.offset) }
 }
 
 /// A pattern of its own for every cell, so that what an earlier one left behind does not pass.
@@ -182,15 +317,12 @@ fn compare(place: Place, found: &[u8], expected: &[u8], data: Range<usize>) -> R
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
-    use super::super::args::Args;
-    use super::super::method::{Bar1, CudaMemcpy};
+    use super::super::clock::Clock;
+    use super::super::method::{Bar1, CudaMemcpy, Posted};
     use super::*;
     use crate::backend::BackendKind;
     use crate::error::Result as LibraryResult;
     use crate::session::Session;
-    use crate::tool::clock::Clock;
 
     /// What a broken copy routine may do.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -212,10 +344,16 @@ mod tests {
     struct Faulty<'a>(&'a DeviceBuffer, Fault);
 
     impl Method for Faulty<'_> {
-        const NAME: &'static str = "faulty";
+        fn name(&self) -> &'static str {
+            "faulty"
+        }
 
-        fn describe(_: Direction) -> &'static str {
+        fn describe(&self, _: Direction) -> &'static str {
             "a copy with a fault"
+        }
+
+        fn singles(&self, _: Direction) -> &'static [Metric] {
+            &[Metric::Single]
         }
 
         fn write(&self, offset: usize, from: &[u8]) -> LibraryResult<()> {
@@ -257,15 +395,15 @@ mod tests {
         }
     }
 
+    const TERMS: Terms = Terms { writes: Some(3), reads: Some(3), loops: Loops::All, verify: true, largest: 100 };
+
     /// What a cell of 100 bytes at offset 1000 says about a fault.
-    fn verdict(direction: Direction, fault: Fault, flags: &[&str]) -> Result<Vec<Entry>, String> {
-        let args = ["copylat", "--sizes", "100", "--offsets", "1000", "-s", "4K", "-w", "3", "-r", "3"];
-        let plan = Plan::new(&Args::try_parse_from(args.iter().chain(flags)).unwrap()).unwrap();
+    fn verdict(direction: Direction, fault: Fault, terms: Terms) -> Result<Vec<Entry>, String> {
         let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
-        let buffer = session.alloc(plan.buffer).unwrap();
+        let buffer = session.alloc(4096).unwrap();
         let clock = Clock::calibrate();
-        let mut bench = Bench::new(&plan, &buffer, Sampler::new(&clock, Duration::from_secs(1))).unwrap();
-        let mut arena = vec![0; arena_bytes(plan.largest())];
+        let mut bench = Bench::new(terms, &buffer, Sampler::new(&clock, Duration::from_secs(1))).unwrap();
+        let mut arena = vec![0; arena_bytes(terms.largest)];
         let cell = Cell { offset: 1000, bytes: 100, time: Duration::ZERO };
         bench.cell(&Faulty(&buffer, fault), direction, cell, &mut arena).map_err(|failure| failure.to_string())
     }
@@ -273,9 +411,9 @@ mod tests {
     #[test]
     fn right_data_passes_and_counts_as_verified() {
         for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
-            for flags in [&[][..], &["-C"]] {
-                let entries = verdict(direction, Fault::None, flags).unwrap();
-                assert_eq!(entries.len(), 2 - flags.len());
+            for (loops, count) in [(Loops::All, 2), (Loops::Cold, 1), (Loops::Sustained, 1)] {
+                let entries = verdict(direction, Fault::None, Terms { loops, ..TERMS }).unwrap();
+                assert_eq!(entries.len(), count);
                 assert!(entries.iter().all(|entry| entry.verified && entry.bytes == 100 && entry.offset == 1000));
             }
         }
@@ -295,10 +433,10 @@ mod tests {
             (DeviceToHost, Fault::Flip, "byte 49 of the copy is"),
         ];
         for (direction, fault, what) in table {
-            let line = verdict(direction, fault, &[]).unwrap_err();
+            let line = verdict(direction, fault, TERMS).unwrap_err();
             assert!(line.starts_with("wrong data: ") && line.contains(what), "{fault:?}: {line}");
             assert!(line.contains("100 bytes at offset 1000"), "{line}");
-            let unchecked = verdict(direction, fault, &["--no-verify"]).unwrap();
+            let unchecked = verdict(direction, fault, Terms { verify: false, ..TERMS }).unwrap();
             assert!(unchecked.iter().all(|entry| !entry.verified));
         }
     }
@@ -307,7 +445,7 @@ mod tests {
     fn cells_do_not_share_patterns() {
         let mut seeds = std::collections::HashSet::new();
         for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
-            for method in [Bar1::NAME, CudaMemcpy::NAME] {
+            for method in [Bar1::NAME, Posted::NAME, CudaMemcpy::PINNED, CudaMemcpy::PAGEABLE] {
                 for size in 0..=24 {
                     for offset in 0..64 {
                         let place = Place { direction, method, bytes: 1 << size, offset };
@@ -316,5 +454,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_terms_in_words() {
+        let row = Duration::from_millis(150);
+        let terms = Terms { writes: None, reads: None, ..TERMS };
+        assert_eq!(
+            terms.in_words(row),
+            "up to 100000 writes or up to 10000 reads in 150 ms (20 at least); data compared"
+        );
+        assert!(terms.in_words(row / 200).contains("in 750 us (20 at least)"));
+        let exact = Terms { writes: Some(5), reads: Some(6), verify: false, ..TERMS };
+        assert_eq!(exact.in_words(row), "exactly 5 writes or exactly 6 reads; data NOT compared");
+        let one = Terms { writes: Some(5), reads: Some(0), ..TERMS };
+        assert!(one.in_words(row).starts_with("exactly 5 writes; "));
+        let mixed = Terms { writes: Some(5), reads: None, ..TERMS };
+        assert!(mixed.in_words(row).starts_with("exactly 5 writes or up to 10000 reads in 150 ms"));
     }
 }

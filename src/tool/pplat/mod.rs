@@ -1,0 +1,204 @@
+//! `gdrcopy_pplat`: how long a message to a running kernel and its answer take.
+//!
+//! `args` turns the command line into rows, `row` times one; here memory and kernels are made ready before the first and
+//! the rows are run one after the other. A row's kernel runs during that row only.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use self::args::{Args, Memory, Plan, Row};
+use self::row::Ping;
+use super::answer::{CpuSide, GpuSide, Side};
+use super::clock::Clock;
+use super::exchange::{Area, Exchange, Places, SharedHost};
+use super::fail::{self, Failure};
+use super::load::Load;
+use super::measure::Amount;
+use super::num::u64_of_f64;
+use super::outputs::Sinks;
+use super::report::Report;
+use super::rig::{self, Rig};
+use crate::mapping::Mapping;
+
+mod args;
+mod row;
+
+const TOOL: &str = "gdrcopy_pplat";
+
+/// Areas start on pages of their own, so that none is in another's cache line or prefetch.
+const AREA: usize = 4096;
+
+/// Runs the program on a command line, the program's name first.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    rig::program(TOOL, args, run)
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    let plan = Plan::new(args)?;
+    let sinks = args.outputs.open()?;
+    let ends: Vec<usize> = plan
+        .areas
+        .iter()
+        .scan(0, |end, bytes| {
+            *end += bytes.next_multiple_of(AREA);
+            Some(*end)
+        })
+        .collect();
+    let &[data_at, answers_at, bytes] = &ends[..] else { unreachable!("three areas have three ends") };
+
+    let rig = Rig::new(TOOL, &args.common, bytes)?;
+    let pinned = rig.session.pin(&rig.buffer)?;
+    let mapping = rig::map(&pinned, args.common.mapping_type)?;
+    let gpu = (!rig.is_emulated()).then_some(rig.gpu.ordinal);
+    // Everything that waits for running kernels, or makes them wait, comes before the first of them.
+    let side: Box<dyn Side> = match gpu {
+        Some(ordinal) => Box::new(GpuSide::load(ordinal)?),
+        None => Box::new(CpuSide::new()),
+    };
+    let load = match gpu {
+        Some(ordinal) if args.load => Some(Load::new(&rig.session, ordinal)?),
+        None if args.load => {
+            fail::say(TOOL, "--load is passed over: an emulated GPU has no SM to keep busy");
+            None
+        }
+        _ => None,
+    };
+    let host_memory = SharedHost::new(gpu, bytes)?;
+    let (host, clock) = rig.settle(&args.common, &mapping)?;
+
+    let mut report: Report<Ping> = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
+    let bench = Bench {
+        plan: &plan,
+        side: &*side,
+        load: load.as_ref(),
+        mapping: &mapping,
+        host: &host_memory,
+        starts: [0, data_at, answers_at],
+        is_emulated: rig.is_emulated(),
+        clock: &clock,
+    };
+    let outcome = bench.run(&sinks, &mut report);
+    report.partial = fail::is_partial(&outcome);
+    if report.partial {
+        sinks.write(&report)?;
+        return outcome;
+    }
+    outcome?;
+    sinks.write(&report)?;
+    let wrong: u64 = report.results.iter().map(|ping| ping.wrong_messages).sum();
+    if wrong > 0 {
+        return Err(Failure::run(format!(
+            "wrong data: the GPU found {wrong} messages that were not as sent; the figures are void"
+        )));
+    }
+    mapping.unmap()?;
+    Ok(())
+}
+
+/// What every row is run with.
+struct Bench<'a> {
+    plan: &'a Plan,
+    side: &'a dyn Side,
+    load: Option<&'a Load>,
+    mapping: &'a Mapping<'a>,
+    host: &'a SharedHost,
+    /// Where flags, data and answers start, in GPU memory and in host memory.
+    starts: [usize; 3],
+    is_emulated: bool,
+    clock: &'a Clock,
+}
+
+impl Bench<'_> {
+    fn run(&self, sinks: &Sinks, report: &mut Report<Ping>) -> Result<(), Failure> {
+        let screen = &sinks.screen;
+        let mut header = report.header();
+        header.push(format!("Rows      {}", self.plan.in_words()));
+        if self.load.is_some() {
+            header.push(format!("Load      {}", Load::describe()));
+        }
+        header.push(String::new());
+        header.iter().try_for_each(|line| screen.line(line))?;
+        screen.banner(self.is_emulated)?;
+        screen.line("Round trips: a message from CPU to GPU, 4 bytes back")?;
+        row::titles().iter().try_for_each(|line| screen.line(line))?;
+        for row in &self.plan.rows {
+            let ping = self.row(row)?;
+            screen.line(&row::line(&ping))?;
+            report.results.push(ping);
+        }
+        if let Some(first) = report.results.first() {
+            let alone = row::host_alone(self.clock, self.plan.amount, first.figures.p50_ns)?;
+            screen.line(&row::host_line(&alone))?;
+            report.hiccups = Some(alone);
+        }
+        closing(&report.results, self.is_emulated).iter().try_for_each(|line| screen.line(line))
+    }
+
+    fn area(&self, memory: Memory, start: usize) -> Area<'_> {
+        match memory {
+            Memory::Gpumem => Area::Device(self.mapping, start),
+            Memory::Hostmem => Area::Host(self.host, start),
+        }
+    }
+
+    fn row(&self, row: &Row) -> Result<Ping, Failure> {
+        let [flags, data, answers] = self.starts;
+        let places = Places {
+            flags: self.area(row.at.flag, flags),
+            data: self.area(row.at.data, data),
+            answers: self.area(row.at.answer, answers),
+        };
+        let amount = self.plan.amount;
+        let mut exchange = Exchange::start(self.side, self.is_emulated, row.shape, places, self.plan.timeout)?;
+        row::warm_up(&mut exchange, amount)?;
+        // Behind the kernel that answers, which would else find no SM free.
+        let loading = self.load.map(|load| load.start(load_limit(amount))).transpose()?;
+        let timed = row::time(self.clock, amount, &mut exchange, Exchange::prepare, Exchange::round)?;
+        if let Some(loading) = &loading
+            && !loading.still_runs()?
+        {
+            return Err(Failure::run("the load ended before the row did; name fewer rounds with -t, or --seconds"));
+        }
+        // Before the answering side frees its memory, which would wait for the load.
+        drop(loading);
+        let outcome = exchange.stop()?;
+        Ok(Ping::new(row, self.load.is_some(), &timed, outcome))
+    }
+}
+
+/// Past the end of the row, but not for ever.
+fn load_limit(amount: Amount) -> Duration {
+    let row = match amount {
+        Amount::Exactly(_) => Duration::from_secs(600),
+        Amount::UpTo(_, time) => time,
+    };
+    row + Duration::from_secs(30)
+}
+
+/// Each row beside its rival, in words, and what the table does not say by itself.
+fn closing(results: &[Ping], is_emulated: bool) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for ping in results.iter().filter(|ping| !ping.is_rival() && !is_emulated) {
+        let Some(rival) = results.iter().find(|other| other.is_rival() && other.is_rival_of(ping)) else { continue };
+        let (ours, theirs) = (ping.figures.p50_ns, rival.figures.p50_ns);
+        let share = u64_of_f64(100.0 * (theirs - ours).abs() / theirs.max(0.1));
+        let verdict = if ours <= theirs { "less" } else { "more" };
+        lines.push(format!(
+            "{}: {} ns with the GPU polling its own memory, {} ns polling host memory: {share} % {verdict}",
+            ping.message(),
+            u64_of_f64(ours),
+            u64_of_f64(theirs)
+        ));
+    }
+    if results.iter().any(|ping| ping.figures.iterations < 1000) {
+        lines.push("-: too few rounds for that percentile (p99 takes 100, p99.9 takes 1000: see -t).".to_owned());
+    }
+    lines.push(
+        "(host alone): the same loop, waiting as long by the clock only: tails below that are the host's.".to_owned(),
+    );
+    lines.push(
+        "bkt.min, bkt.med: of the means of about 100 buckets of rounds, as GDRCopy's own program has it.".to_owned(),
+    );
+    lines
+}
