@@ -31,6 +31,12 @@ fn word(bytes: &[u8; BYTES]) -> u64 {
     u64::from_ne_bytes(*first(bytes))
 }
 
+/// `N`, of which the compiler knows nothing.
+#[inline(always)]
+fn unknown<const N: usize>() -> usize {
+    black_box(N)
+}
+
 /// Defines the functions and lists them. Each gets the mapping, an offset, bytes to write, room to read into, and the
 /// window's address of that offset.
 macro_rules! verbs {
@@ -77,6 +83,9 @@ verbs! { STORES -> ():
     verb_write_1024(mapping, offset, from, _, _) { mapping.write(offset, first::<1024>(from)) }
     verb_write_posted_8(mapping, offset, from, _, _) { mapping.write_posted(offset, first::<8>(from)) }
     verb_write_posted_64(mapping, offset, from, _, _) { mapping.write_posted(offset, first::<64>(from)) }
+    verb_write_posted_any_8(mapping, offset, from, _, _) { mapping.write_posted(offset, &from[..unknown::<8>()]) }
+    verb_write_posted_any_40(mapping, offset, from, _, _) { mapping.write_posted(offset, &from[..unknown::<40>()]) }
+    verb_write_posted_any_64(mapping, offset, from, _, _) { mapping.write_posted(offset, &from[..unknown::<64>()]) }
     verb_write_value_8(mapping, offset, from, _, _) { mapping.write_value(offset, first::<8>(from)) }
     verb_write_value_64(mapping, offset, from, _, _) { mapping.write_value(offset, first::<64>(from)) }
     verb_write_value_posted_8(mapping, offset, from, _, _) { mapping.write_value_posted(offset, first::<8>(from)) }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{AfterFree, MappingType, View};
-use crate::copy::fixed::Inlined;
+use crate::copy::fixed::{self, Inlined};
 use crate::copy::{self, LINE_BYTES, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
@@ -169,14 +169,23 @@ impl<'a> Mapping<'a> {
 
     /// Writes `from` at byte `offset`, each byte stored once, then fences (`SFENCE`). 0 bytes are no access at all.
     ///
+    /// A naturally aligned 1, 2, 4 or 8 bytes, and 64 at a multiple of 64, are stored by the caller's own code; other
+    /// sizes take a call, unless the compiler knows them: see [`Mapping::write_value`].
+    ///
     /// # Errors
     ///
     /// `OutOfBounds`, `WrongProcess`; nothing was written then.
     #[inline(always)]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.posted("write", offset, from)?;
-        fence::store();
-        Ok(())
+        let dst = self.at("write", offset, from.len())?;
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if unsafe { self.store_inlined(dst, from) } {
+            fence::store();
+            Ok(())
+        } else {
+            // SAFETY: as above.
+            unsafe { self.store_called(dst, from, true) }
+        }
     }
 
     /// Writes without a fence.
@@ -195,9 +204,45 @@ impl<'a> Mapping<'a> {
     #[inline(always)]
     pub(crate) fn posted(&self, op: &'static str, offset: usize, from: &[u8]) -> Result<()> {
         let dst = self.at(op, offset, from.len())?;
-        // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
-        // overlap.
-        unsafe { self.routines.store(from.len()).store(dst, from) };
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if unsafe { self.store_inlined(dst, from) } {
+            Ok(())
+        } else {
+            // SAFETY: as above.
+            unsafe { self.store_called(dst, from, false) }
+        }
+    }
+
+    /// Stores what takes one access, and a message that fills its line: neither needs a plan or a call. Says whether it
+    /// did.
+    ///
+    /// # Safety
+    ///
+    /// As many bytes as `from` has lie in the live window at `dst`.
+    #[inline(always)]
+    unsafe fn store_inlined(&self, dst: *mut u8, from: &[u8]) -> bool {
+        if from.len() == LINE_BYTES && dst.addr().is_multiple_of(LINE_BYTES) {
+            // SAFETY: a line in the live window, at a multiple of 64.
+            unsafe { fixed::store_line(&self.inlined, dst, from.as_ptr()) }
+        } else {
+            // SAFETY: in the live window.
+            unsafe { copy::store_single(dst, from) }
+        }
+    }
+
+    /// What is not inlined, as the last thing that a verb does: the inlined part then needs no stack frame.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::store_inlined`].
+    #[inline(never)]
+    pub(crate) unsafe fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
+        // SAFETY: in the live window by contract; `from` is host memory, which device memory cannot overlap; a routine in
+        // use is available.
+        unsafe { self.routines.store(from.len()).store_called(dst, from) };
+        if then_fence {
+            fence::store();
+        }
         Ok(())
     }
 
@@ -215,10 +260,24 @@ impl<'a> Mapping<'a> {
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let src = self.at("read", offset, to.len())?;
         fence::full();
-        // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines.
-        unsafe { self.routines.load(to.len()).load(to, src) };
+        // SAFETY: `at` proved that the bytes lie in the live window.
+        if !unsafe { copy::load_single(to, src) } {
+            // SAFETY: as above.
+            unsafe { self.load_called(to, src) };
+        }
         fence::load();
         Ok(())
+    }
+
+    /// What takes more than one access.
+    ///
+    /// # Safety
+    ///
+    /// As many bytes as `to` has lie in the live window at `src`.
+    #[inline(never)]
+    unsafe fn load_called(&self, to: &mut [u8], src: *const u8) {
+        // SAFETY: in the live window by contract, which is whole pages and so whole lines; a routine in use is available.
+        unsafe { self.routines.load(to.len()).load(to, src) };
     }
 
     /// Returns once this thread's earlier writes through this mapping have arrived at the device: `MFENCE`, then one

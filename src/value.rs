@@ -135,23 +135,6 @@ impl Mapping<'_> {
         }
     }
 
-    /// What cannot be inlined, as the last thing that a verb does: the inlined part then needs no stack frame.
-    ///
-    /// # Safety
-    ///
-    /// As many bytes as `from` has lie in the live window at `dst`.
-    #[cold]
-    #[inline(never)]
-    unsafe fn store_called(&self, dst: *mut u8, from: &[u8], then_fence: bool) -> Result<()> {
-        // SAFETY: in the live window by contract; `from` is host memory, which device memory cannot overlap; a routine in
-        // use is available.
-        unsafe { self.routines.store(from.len()).store(dst, from) };
-        if then_fence {
-            fence::store();
-        }
-        Ok(())
-    }
-
     /// Reads a value: [`Mapping::read`] for types that any bytes make valid.
     ///
     /// # Errors

@@ -100,4 +100,5 @@ pub use kernel::{by_name, preferred, routines};
 pub use parallel::{ParallelCopier, ParallelCopierBuilder};
 pub(crate) use plan::LINE_BYTES;
 pub use routine::Routine;
+pub(crate) use scalar::{load_single, store_single};
 pub use scalar::{load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64};

@@ -80,7 +80,7 @@ impl Routine {
         // SAFETY: the caller's duties are those of both callees.
         if !unsafe { scalar::store_single(dst, src) } {
             // SAFETY: as above; availability is the caller's first duty.
-            unsafe { (self.store)(dst, src.as_ptr(), src.len()) };
+            unsafe { self.store_called(dst, src) };
         }
     }
 
@@ -120,9 +120,8 @@ impl Routine {
     pub unsafe fn store_value<T: IntoBytes + Immutable>(&self, dst: *mut u8, value: &T) {
         // SAFETY: the caller's duties are those of both callees.
         if !unsafe { fixed::store_value(&self.inlined, dst, value) } {
-            let bytes = value.as_bytes();
-            // SAFETY: as above; availability is the caller's first duty.
-            unsafe { self.store_by_call(dst, bytes.as_ptr(), bytes.len()) };
+            // SAFETY: as above.
+            unsafe { self.store_called(dst, value.as_bytes()) };
         }
     }
 
@@ -136,12 +135,15 @@ impl Routine {
         self.inlined
     }
 
-    /// Out of the way of the inlined stores, which thus need no stack frame.
-    #[cold]
-    #[inline(never)]
-    unsafe fn store_by_call(&self, dst: *mut u8, src: *const u8, len: usize) {
+    /// [`store`](Self::store) for a caller that has looked for a single access already.
+    ///
+    /// # Safety
+    ///
+    /// As for [`store`](Self::store).
+    #[inline]
+    pub(crate) unsafe fn store_called(&self, dst: *mut u8, src: &[u8]) {
         // SAFETY: the same contract.
-        unsafe { (self.store)(dst, src, len) };
+        unsafe { (self.store)(dst, src.as_ptr(), src.len()) };
     }
 
     /// Stores one whole line: with one instruction where the instruction set has one (`"avx512"`, `"movdir64b"`),
@@ -158,7 +160,7 @@ impl Routine {
         // SAFETY: alignment, validity and availability are the caller's duties.
         if !unsafe { fixed::store_line(&self.inlined, dst, line.as_ptr()) } {
             // SAFETY: as above.
-            unsafe { self.store_by_call(dst, line.as_ptr(), LINE_BYTES) };
+            unsafe { self.store_called(dst, line) };
         }
     }
 }

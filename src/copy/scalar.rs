@@ -97,7 +97,7 @@ pub(super) unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize) {
 ///
 /// `dst` is valid for a store of `src.len()` bytes.
 #[inline(always)]
-pub(super) unsafe fn store_single(dst: *mut u8, src: &[u8]) -> bool {
+pub(crate) unsafe fn store_single(dst: *mut u8, src: &[u8]) -> bool {
     match src.len() {
         0 => true,
         size @ (1 | 2 | 4 | 8) if dst.addr().is_multiple_of(size) => {
@@ -116,7 +116,7 @@ pub(super) unsafe fn store_single(dst: *mut u8, src: &[u8]) -> bool {
 ///
 /// `src` is valid for a load of `dst.len()` bytes.
 #[inline(always)]
-pub(super) unsafe fn load_single(dst: &mut [u8], src: *const u8) -> bool {
+pub(crate) unsafe fn load_single(dst: &mut [u8], src: *const u8) -> bool {
     macro_rules! load {
         ($load:ident) => {{
             // SAFETY: the caller vouches for `src`; its alignment was tested by the arm that got here.

@@ -38,9 +38,11 @@ const ALLOWANCE: u64 = 2;
 const MAX_OVER_BARE: u64 = 15;
 
 /// The inlined verbs, each with the bare stores of its size.
-const INLINED: [(&str, &str); 11] = [
+const INLINED: [(&str, &str); 13] = [
     ("write_8", "bare_store_8"),
     ("write_posted_8", "bare_store_8"),
+    ("write_64", "bare_store_64"),
+    ("write_posted_64", "bare_store_64"),
     ("write_value_8", "bare_store_8"),
     ("write_value_posted_8", "bare_store_8"),
     ("store_u64", "bare_store_8"),
