@@ -4,7 +4,9 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::mem;
+use std::os::unix::thread::JoinHandleExt;
 use std::str::FromStr;
+use std::thread::JoinHandle;
 
 use super::num::usize_of;
 use crate::error::{Error, ErrorKind, Result};
@@ -113,8 +115,8 @@ pub(crate) fn allowed() -> Option<CpuList> {
     Some((0..libc::CPU_SETSIZE.unsigned_abs()).filter(member).collect())
 }
 
-/// Keeps the calling thread on `cpu`, as far as its cpuset has it.
-pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
+/// The set of one CPU.
+fn one(cpu: u32) -> io::Result<libc::cpu_set_t> {
     if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
@@ -122,10 +124,27 @@ pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     // SAFETY: sets one bit of `set`, whose size was checked above.
     unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    Ok(set)
+}
+
+/// Keeps the calling thread on `cpu`, as far as its cpuset has it.
+#[cfg(feature = "tools")]
+pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
+    let set = one(cpu)?;
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Keeps a thread that has not been joined on `cpu`, as far as its cpuset has it.
+pub(crate) fn pin_thread<T>(thread: &JoinHandle<T>, cpu: u32) -> io::Result<()> {
+    let set = one(cpu)?;
+    // SAFETY: `set` is live and of the size given, and the handle has neither been joined nor detached.
+    match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 
