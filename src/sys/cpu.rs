@@ -1,5 +1,7 @@
 //! Which CPUs there are, which of them a thread may use, and which are near a device.
 
+#![cfg_attr(not(feature = "tools"), allow(dead_code, reason = "the tools ask for more than the library does"))]
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -115,8 +117,8 @@ pub(crate) fn allowed() -> Option<CpuList> {
     Some((0..libc::CPU_SETSIZE.unsigned_abs()).filter(member).collect())
 }
 
-/// The set of one CPU.
-fn one(cpu: u32) -> io::Result<libc::cpu_set_t> {
+/// Keeps the calling thread on `cpu`, as far as its cpuset has it.
+pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
@@ -124,27 +126,10 @@ fn one(cpu: u32) -> io::Result<libc::cpu_set_t> {
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     // SAFETY: sets one bit of `set`, whose size was checked above.
     unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
-    Ok(set)
-}
-
-/// Keeps the calling thread on `cpu`, as far as its cpuset has it.
-#[cfg(feature = "tools")]
-pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
-    let set = one(cpu)?;
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Keeps a thread that has not been joined on `cpu`, as far as its cpuset has it.
-pub(crate) fn pin_thread<T>(thread: &JoinHandle<T>, cpu: u32) -> io::Result<()> {
-    let set = one(cpu)?;
-    // SAFETY: `set` is live and of the size given, and the handle has neither been joined nor detached.
-    match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size_of_val(&set), &raw const set) } {
-        0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 
@@ -165,6 +150,22 @@ pub(crate) fn siblings(cpu: u32) -> CpuList {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let list = first_line(&path).and_then(|list| CpuList::parse(&list));
     list.filter(|list| list.contains(cpu)).unwrap_or_else(|| CpuList(vec![cpu]))
+}
+
+/// Keeps another thread, whose handle shows that it has been neither joined nor detached, on `cpu`.
+pub(crate) fn pin_thread<T>(thread: &JoinHandle<T>, cpu: u32) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: as in `allowed`.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: sets one bit of `set`, whose size was checked above.
+    unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    // SAFETY: `set` is live and of the size given, and the handle stands for a thread that can still be joined.
+    match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
 
 /// A field of the first processor in `/proc/cpuinfo`.
