@@ -158,8 +158,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an unknown name in the environment or a policy file that is none, `UnsupportedFeature` for a copy routine this CPU
-    /// lacks, and, where no backend works, the reasons of each in one line (`NoDriver`, `NoDevice`,
+    /// `InvalidArgument` for an unknown name in the environment or a policy file that is none, `UnsupportedFeature` for a
+    /// copy routine this CPU lacks, and, where no backend works, the reasons of each in one line (`NoDriver`, `NoDevice`,
     /// `PermissionDenied`, ...).
     pub fn open(self) -> Result<Session> {
         let named = self.routine()?;

@@ -35,6 +35,7 @@
  *   GDRCOPY_BACKEND          the backend to use; by default the best that works: see README
  *   GDRCOPY_RM               off, vmm (default) or ipc: what backend rm may map; cudaMalloc memory needs ipc
  *   GDRCOPY_COPY             the copy routine: scalar, sse41, avx2, avx512, movdir64b
+ *   GDRCOPY_POLICY           a file that a calibration wrote: the copy routine by size, unless GDRCOPY_COPY names one
  *   GDRCOPY_USE_DMABUF_MMAP  1: not through the kernel module; EINVAL together with another GDRCOPY_BACKEND
  *   GDRCOPY_ENABLE_LOGGING   1: messages on standard error, from GDRCOPY_LOG_LEVEL up: 0 or trace, 1 or debug,
  *                            2 or info, 3 or warn, 4 or error (default)

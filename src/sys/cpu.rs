@@ -1,10 +1,14 @@
 //! Which CPUs there are, which of them a thread may use, and which are near a device.
 
+#![cfg_attr(not(feature = "tools"), allow(dead_code, reason = "the tools ask for more than the library does"))]
+
 use std::fmt;
 use std::fs;
 use std::io;
 use std::mem;
+use std::os::unix::thread::JoinHandleExt;
 use std::str::FromStr;
+use std::thread::JoinHandle;
 
 use super::num::usize_of;
 use crate::error::{Error, ErrorKind, Result};
@@ -153,6 +157,22 @@ pub(crate) fn siblings(cpu: u32) -> CpuList {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let list = first_line(&path).and_then(|list| CpuList::parse(&list));
     list.filter(|list| list.contains(cpu)).unwrap_or_else(|| CpuList(vec![cpu]))
+}
+
+/// Keeps another thread, whose handle shows that it has been neither joined nor detached, on `cpu`.
+pub(crate) fn pin_thread<T>(thread: &JoinHandle<T>, cpu: u32) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: as in `allowed`.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: sets one bit of `set`, whose size was checked above.
+    unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    // SAFETY: `set` is live and of the size given, and the handle stands for a thread that can still be joined.
+    match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
 
 /// A field of the first processor in `/proc/cpuinfo`.

@@ -3,7 +3,6 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -135,38 +134,27 @@ impl ParallelCopierBuilder {
             spin: self.spin,
             owner: Owner::here(),
         };
-        let (ready, started) = channel();
         for (n, &cpu) in copier.cpus.iter().enumerate() {
-            let thread = start(Arc::clone(&pool), n, cpu, ready.clone())?;
+            let thread = start(Arc::clone(&pool), n)?;
             pool.hire(n, thread.thread());
+            let placed = cpu::pin_thread(&thread, cpu);
             copier.threads.push(thread);
-        }
-        drop(ready);
-        for place in started {
-            place?;
+            placed.map_err(|error| {
+                let cause = format!("a worker cannot be kept on CPU {cpu}");
+                Error::from_errno(OP, error.raw_os_error().unwrap_or(libc::EINVAL), cause)
+                    .remedy("name CPUs that the cpuset of this process has")
+            })?;
         }
         Ok(copier)
     }
 }
 
-/// Starts worker `n`, which says when it is in place, or why it is not.
-fn start(pool: Arc<Pool>, n: usize, cpu: u32, ready: Sender<Result<()>>) -> Result<JoinHandle<()>> {
-    let body = move || {
-        let placed = cpu::pin_to(cpu).map_err(|error| {
-            let cause = format!("a worker cannot be kept on CPU {cpu}");
-            Error::from_errno(OP, error.raw_os_error().unwrap_or(libc::EINVAL), cause)
-                .remedy("name CPUs that the cpuset of this process has")
-        });
-        let works = placed.is_ok();
-        let _ = ready.send(placed);
-        drop(ready);
-        if works {
-            pool.work(n);
-        }
-    };
+/// Starts worker `n`.
+fn start(pool: Arc<Pool>, n: usize) -> Result<JoinHandle<()>> {
     // Signals are for the program's own threads.
     let _quiet = Quiet::new();
-    thread::Builder::new().name(format!("gdrcopy-{n}")).stack_size(STACK_BYTES).spawn(body).map_err(|error| {
+    let worker = thread::Builder::new().name(format!("gdrcopy-{n}")).stack_size(STACK_BYTES);
+    worker.spawn(move || pool.work(n)).map_err(|error| {
         Error::from_errno(OP, error.raw_os_error().unwrap_or(libc::EAGAIN), "a worker thread cannot be started")
     })
 }
