@@ -97,11 +97,13 @@ mod tests {
     fn a_thread_moves_away_where_it_can() {
         std::thread::spawn(|| {
             let all = allowed().unwrap();
-            move_away(&all, all.0[0]).unwrap();
+            let first = all.iter().next().unwrap();
+            let alone: CpuList = [first].into_iter().collect();
+            move_away(&all, first).unwrap();
             let left = allowed().unwrap();
-            assert_eq!(left.contains(all.0[0]), all.0.len() == 1, "{left}");
-            move_away(&CpuList(vec![all.0[0]]), all.0[0]).unwrap();
-            assert_eq!(allowed().unwrap(), CpuList(vec![all.0[0]]), "there is no other");
+            assert_eq!(left.contains(first), all.len() == 1, "{left}");
+            move_away(&alone, first).unwrap();
+            assert_eq!(allowed().unwrap(), alone, "there is no other");
         })
         .join()
         .unwrap();
@@ -121,5 +123,19 @@ mod tests {
         flush_lines(&bytes[3..201]);
         assert!(bytes.iter().copied().eq(0..=255));
         flush_lines(&[]);
+    }
+
+    #[test]
+    fn a_visit_leaves_the_thread_free() {
+        std::thread::spawn(|| {
+            let free = allowed().unwrap();
+            let last = free.iter().last().unwrap();
+            visit(last).unwrap();
+            assert_eq!(allowed().unwrap(), free);
+            assert!(visit(u32::MAX).is_err());
+            assert_eq!(allowed().unwrap(), free);
+        })
+        .join()
+        .unwrap();
     }
 }
