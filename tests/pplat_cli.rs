@@ -62,7 +62,7 @@ fn the_output_of_a_default_run() {
     for line in all.lines().filter(|line| !line.starts_with("CPU ")) {
         assert!(line.len() <= 100, "{} columns: {line}", line.len());
     }
-    let (head, rest) = all.split_once("message ").unwrap();
+    let (head, rest) = all.split_once("\nmessage ").unwrap();
     let head: Vec<String> = head.lines().map(masked).collect();
     let wanted = [
         &format!("gdrcopy_pplat {}", env!("CARGO_PKG_VERSION")),
@@ -197,7 +197,7 @@ fn an_interrupted_run_says_so_and_reports_whole_rows() {
     let mut child = child.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("[ns]")), "the titles");
-    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
     assert!(kill.success());
     assert_eq!(lines.count(), 0, "no half row");
     let output = child.wait_with_output().unwrap();
