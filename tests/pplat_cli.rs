@@ -7,8 +7,8 @@
 #[allow(dead_code, unreachable_pub, reason = "each test binary uses its own part of this")]
 mod program;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use program::text;
 use serde_json::Value;
@@ -62,7 +62,7 @@ fn the_output_of_a_default_run() {
     for line in all.lines().filter(|line| !line.starts_with("CPU ")) {
         assert!(line.len() <= 100, "{} columns: {line}", line.len());
     }
-    let (head, rest) = all.split_once("message ").unwrap();
+    let (head, rest) = all.split_once("\nmessage ").unwrap();
     let head: Vec<String> = head.lines().map(masked).collect();
     let wanted = [
         &format!("gdrcopy_pplat {}", env!("CARGO_PKG_VERSION")),
@@ -190,13 +190,19 @@ fn a_reader_that_has_had_enough_is_no_error() {
 
 #[test]
 fn an_interrupted_run_says_so_and_reports_whole_rows() {
-    let child =
-        command().args(["--seconds", "60", "-m", "flag", "--json", "-"]).stdout(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
+    let scratch = program::Scratch::new("pplat-interrupted");
+    let path = scratch.path("out.json");
+    let mut child = command();
+    child.args(["--seconds", "60", "-m", "flag", "--json", &path]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("[ns]")), "the titles");
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
     assert!(kill.success());
+    assert_eq!(lines.count(), 0, "no half row");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert_eq!((&report["partial"], report["results"].as_array().unwrap().len()), (&Value::from(true), 0));
 }

@@ -36,6 +36,8 @@ pub enum Loops {
     Sustained,
     /// One at a time only, each after the host's lines were flushed from the caches.
     Cold,
+    /// One at a time only, and no longer than the time allows, whatever count was asked for.
+    Single,
 }
 
 /// How many copies are made, and how.
@@ -168,6 +170,11 @@ impl<'a> Bench<'a> {
         Ok(Self { terms, buffer, sampler, expected: host_memory(len)?, scratch: host_memory(len)? })
     }
 
+    /// Makes other loops from now on.
+    pub fn set_loops(&mut self, loops: Loops) {
+        self.terms.loops = loops;
+    }
+
     /// Times and compares one cell. `arena` is host memory of [`arena_bytes`], page aligned.
     ///
     /// # Errors
@@ -194,9 +201,13 @@ impl<'a> Bench<'a> {
         let loops = match self.terms.loops {
             Loops::All => 1 + method.singles(direction).len(),
             Loops::Sustained => 1,
-            Loops::Cold => method.singles(direction).len(),
+            Loops::Cold | Loops::Single => method.singles(direction).len(),
         };
-        self.terms.amount(direction, cell.time / u32::try_from(loops).unwrap_or(u32::MAX))
+        let time = cell.time / u32::try_from(loops).unwrap_or(u32::MAX);
+        match self.terms.amount(direction, time) {
+            Amount::Exactly(n) if self.terms.loops == Loops::Single => Amount::UpTo(n, time),
+            amount => amount,
+        }
     }
 
     fn time_writes<M: Method>(&mut self, method: &M, cell: Cell, arena: &mut [u8]) -> Result<Vec<Entry>, Failure> {
@@ -221,7 +232,7 @@ impl<'a> Bench<'a> {
         let amount = self.amount(method, Direction::HostToDevice, cell);
         let per_call = self.sampler.warm_up(amount, || method.write(offset, source))?;
         let mut entries = Vec::with_capacity(3);
-        if loops != Loops::Cold {
+        if matches!(loops, Loops::All | Loops::Sustained) {
             let write = || method.write(offset, source);
             let sustained = self.sampler.batched(amount, per_call, write, || method.close())?;
             entries.push(Entry::new(place, Metric::Sustained, &sustained, verify));
@@ -233,7 +244,9 @@ impl<'a> Bench<'a> {
                     Loops::Cold => self.sampler.single(amount, &mut (), |()| flush_lines(source), write)?,
                     _ => self.sampler.single(amount, &mut (), |()| (), write)?,
                 };
-                entries.push(Entry::new(place, metric, &single, verify));
+                let mut entry = Entry::new(place, metric, &single, verify);
+                entry.figures.deduct(method.deducted_ns());
+                entries.push(entry);
             }
         }
 
@@ -267,7 +280,7 @@ impl<'a> Bench<'a> {
         let target = &mut arena[DATA_AT..DATA_AT + bytes];
         let per_call = self.sampler.warm_up(amount, || method.read(offset, target))?;
         let mut entries = Vec::with_capacity(2);
-        if loops != Loops::Cold {
+        if matches!(loops, Loops::All | Loops::Sustained) {
             let sustained = self.sampler.sustained(amount, per_call, || method.read(offset, target))?;
             entries.push(Entry::new(place, Metric::Sustained, &sustained, verify));
         }
@@ -278,7 +291,9 @@ impl<'a> Bench<'a> {
                     Loops::Cold => self.sampler.single(amount, target, |target| flush_lines(target), read)?,
                     _ => self.sampler.single(amount, target, |_| (), read)?,
                 };
-                entries.push(Entry::new(place, metric, &single, verify));
+                let mut entry = Entry::new(place, metric, &single, verify);
+                entry.figures.deduct(method.deducted_ns());
+                entries.push(entry);
             }
         }
 
@@ -290,7 +305,13 @@ impl<'a> Bench<'a> {
 }
 
 fn place<M: Method>(method: &M, direction: Direction, cell: Cell) -> Place {
-    Place { direction, method: method.name(), bytes: u64_of(cell.bytes), offset: u64_of(cell.offset) }
+    Place {
+        direction,
+        method: method.name(),
+        bytes: u64_of(cell.bytes),
+        offset: u64_of(cell.offset),
+        threads: method.threads(),
+    }
 }
 
 /// A pattern of its own for every cell, so that what an earlier one left behind does not pass.
@@ -302,7 +323,7 @@ fn seed(place: Place) -> u64 {
 
 fn compare(place: Place, found: &[u8], expected: &[u8], data: Range<usize>) -> Result<(), Failure> {
     let Some((at, got, want)) = pattern::first_difference(found, expected) else { return Ok(()) };
-    let Place { direction, method, bytes, offset } = place;
+    let Place { direction, method, bytes, offset, .. } = place;
     let cell = format!("{} by {method}, {bytes} bytes at offset {offset}", direction.in_words());
     let what = if data.contains(&at) {
         format!("byte {} of the copy is {got:#04x} instead of {want:#04x}", at - data.start)
@@ -448,7 +469,7 @@ mod tests {
             for method in [Bar1::NAME, Posted::NAME, CudaMemcpy::PINNED, CudaMemcpy::PAGEABLE] {
                 for size in 0..=24 {
                     for offset in 0..64 {
-                        let place = Place { direction, method, bytes: 1 << size, offset };
+                        let place = Place { direction, method, bytes: 1 << size, offset, threads: None };
                         assert!(seeds.insert(seed(place)), "{place:?}");
                     }
                 }

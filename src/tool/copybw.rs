@@ -9,7 +9,7 @@ use super::bench::{Bench, Loops, Terms, arena_bytes, host_memory};
 use super::fail::{self, Failure};
 use super::flags::{self, Values, size_in_words};
 use super::measure::Sampler;
-use super::method::{Bar1, CudaMemcpy, HostSide};
+use super::method::{Bar1, CudaMemcpy, HostSide, Parallel};
 use super::outputs::{Outputs, PlotFlag};
 use super::plot;
 use super::report::{Entry, Report};
@@ -21,6 +21,7 @@ use crate::cuda::PinnedHost;
 use crate::mapping::Mapping;
 use crate::range::GPU_PAGE;
 use crate::sys::num::{u64_of, usize_of};
+use crate::{CpuList, ParallelCopier};
 
 const TOOL: &str = "gdrcopy_copybw";
 
@@ -69,6 +70,10 @@ struct Args {
     #[arg(short = 'r', value_name = "N")]
     reads: Option<u64>,
 
+    /// Also copy with so many threads at once, this one among them: 4 or 1,2,4,8
+    #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
+    threads: Option<Values>,
+
     /// What to compare with: cuda (cuMemcpy, page-locked and pageable memory)
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     compare: Option<Compare>,
@@ -97,6 +102,8 @@ struct Plan {
     buffer: usize,
     places: Vec<(usize, usize)>,
     terms: Terms,
+    /// Numbers of threads for parallel copies.
+    threads: Vec<usize>,
 }
 
 impl Plan {
@@ -136,7 +143,8 @@ impl Plan {
         terms.check()?;
         args.outputs.check_with(&args.plot)?;
         let places = sizes.0.iter().map(|&size| (usize_of(offset), usize_of(size))).collect();
-        Ok(Self { buffer: usize_of(buffer), places, terms })
+        let threads = args.threads.iter().flat_map(|list| &list.0).map(|&threads| usize_of(threads)).collect();
+        Ok(Self { buffer: usize_of(buffer), places, terms, threads })
     }
 }
 
@@ -152,6 +160,12 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rig = Rig::new(TOOL, &args.common, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = rig::map(&pinned, args.common.mapping_type)?;
+    rig::approach(&args.common, &rig.gpu);
+    let copiers = plan.threads.iter().map(|&threads| {
+        // As many for writes: what a third one adds is for the figures to show.
+        ParallelCopier::builder().gpu(rig.gpu.pci).threads(threads).write_threads(threads).build()
+    });
+    let copiers = copiers.collect::<Result<Vec<_>, _>>()?;
     let (host, clock) = rig.settle(&args.common, &mapping)?;
     let mut report = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
 
@@ -159,9 +173,13 @@ fn run(args: &Args) -> Result<(), Failure> {
     if args.compare.is_some() && !with_cuda {
         fail::say(TOOL, "--compare is passed over: an emulated GPU has no cuMemcpy to compare with");
     }
-    let tables = plan.terms.directions().count() * if with_cuda { 3 } else { 1 };
-    let rows = plan.places.len() * tables;
+    let methods = 1 + copiers.len() + 2 * usize::from(with_cuda);
+    let rows = plan.places.len() * plan.terms.directions().count() * methods;
     let mut header = report.header();
+    for copier in copiers.iter().filter(|copier| !copier.cpus().is_empty()) {
+        let cpus: CpuList = copier.cpus().iter().copied().collect();
+        header.push(format!("Threads   {}: this one and workers on CPUs {cpus}", copier.threads()));
+    }
     header.push(format!("Rows      {}", plan.terms.in_words(row_time(rows))));
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
     sinks.begin(rows);
@@ -171,7 +189,8 @@ fn run(args: &Args) -> Result<(), Failure> {
         let is_emulated = rig.is_emulated();
         let series = Series { screen: &sinks.screen, places: &plan.places, rows_left: rows, is_emulated };
         let locked = with_cuda.then(|| PinnedHost::new(args.common.device, arena_bytes(plan.terms.largest)));
-        measure(&plan, &rig, &mapping, series, locked.transpose()?, &mut bench, &mut report.results)
+        let subject = Subject { rig: &rig, mapping: &mapping, copiers: &copiers };
+        measure(&plan, &subject, series, locked.transpose()?, &mut bench, &mut report.results)
     };
     report.partial = fail::is_partial(&outcome);
     if !report.partial {
@@ -189,11 +208,17 @@ fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What copies, and what is copied to and from.
+struct Subject<'a> {
+    rig: &'a Rig,
+    mapping: &'a Mapping<'a>,
+    copiers: &'a [ParallelCopier],
+}
+
 /// One table of everything. `locked` is there if `cuMemcpy` is to be timed, too.
 fn measure(
     plan: &Plan,
-    rig: &Rig,
-    mapping: &Mapping<'_>,
+    subject: &Subject<'_>,
     mut series: Series<'_>,
     mut locked: Option<PinnedHost>,
     bench: &mut Bench<'_>,
@@ -202,10 +227,13 @@ fn measure(
     let mut arena = host_memory(arena_bytes(plan.terms.largest))?;
     series.heading("Bandwidth, copies back to back", &Rates)?;
     for direction in plan.terms.directions() {
-        series.rows(bench, (&Bar1(mapping), direction), &Rates, &mut arena, results)?;
+        series.rows(bench, (&Bar1(subject.mapping), direction), &Rates, &mut arena, results)?;
+        for copier in subject.copiers {
+            series.rows(bench, (&Parallel(subject.mapping, copier), direction), &Rates, &mut arena, results)?;
+        }
         let Some(locked) = &mut locked else { continue };
         for (host, arena) in [(HostSide::PageLocked, locked.as_mut_slice()), (HostSide::Pageable, &mut arena)] {
-            let rival = CudaMemcpy::new(&rig.buffer, host)?;
+            let rival = CudaMemcpy::new(&subject.rig.buffer, host)?;
             series.rows(bench, (&rival, direction), &Rates, arena, results)?;
         }
     }

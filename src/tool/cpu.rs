@@ -123,4 +123,18 @@ mod tests {
         assert!(bytes.iter().copied().eq(0..=255));
         flush_lines(&[]);
     }
+
+    #[test]
+    fn a_visit_leaves_the_thread_free() {
+        std::thread::spawn(|| {
+            let free = allowed().unwrap();
+            let last = free.iter().last().unwrap();
+            visit(last).unwrap();
+            assert_eq!(allowed().unwrap(), free);
+            assert!(visit(u32::MAX).is_err());
+            assert_eq!(allowed().unwrap(), free);
+        })
+        .join()
+        .unwrap();
+    }
 }

@@ -4,6 +4,7 @@
 
 use super::cpu;
 use super::report::{Direction, Metric};
+use crate::ParallelCopier;
 use crate::buffer::DeviceBuffer;
 use crate::copy::fence;
 use crate::cuda;
@@ -16,6 +17,16 @@ use crate::sys::num::u64_of;
 pub trait Method {
     /// As in the report.
     fn name(&self) -> &'static str;
+
+    /// Threads that share a copy, where that is the method.
+    fn threads(&self) -> Option<usize> {
+        None
+    }
+
+    /// Nanoseconds that every single call contains and that are not the copy's.
+    fn deducted_ns(&self) -> f64 {
+        0.0
+    }
 
     /// What a call does, in words.
     fn describe(&self, direction: Direction) -> &'static str;
@@ -130,6 +141,50 @@ impl Method for Posted<'_> {
     #[inline(always)]
     fn close(&self) {
         fence::store();
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Loads and stores by several threads at once.
+#[derive(Debug)]
+pub struct Parallel<'a>(pub &'a Mapping<'a>, pub &'a ParallelCopier);
+
+impl Parallel<'_> {
+    /// As in the report.
+    pub const NAME: &'static str = "parallel";
+}
+
+impl Method for Parallel<'_> {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn threads(&self) -> Option<usize> {
+        Some(self.1.threads())
+    }
+
+    fn describe(&self, direction: Direction) -> &'static str {
+        match direction {
+            Direction::HostToDevice => "ParallelCopier::write (stores by several threads, each with its SFENCE)",
+            Direction::DeviceToHost => "ParallelCopier::read (loads by several threads)",
+        }
+    }
+
+    fn singles(&self, _: Direction) -> &'static [Metric] {
+        &[Metric::Single]
+    }
+
+    #[inline(always)]
+    fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.1.write(self.0, offset, from)
+    }
+
+    #[inline(always)]
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.1.read(self.0, offset, to)
     }
 
     fn settle(&self) -> Result<()> {

@@ -151,6 +151,11 @@ impl Screen {
         self.bar.inc(1);
     }
 
+    /// Takes the bar away.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
     /// Says above a table that its figures are those of no GPU, if so.
     ///
     /// # Errors
@@ -185,7 +190,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.end();
     }
 }
 

@@ -58,7 +58,7 @@ impl Layout for Times<'_> {
         let columns = self.columns();
         let all = |text: fn(&Column) -> &'static str| columns.iter().map(|c| text(c).to_owned()).collect::<Vec<_>>();
         vec![
-            self.line("", "", &all(|(metric, ..)| metric.name()), "", "").trim_end().to_owned(),
+            self.line("", "", &all(|(metric, ..)| metric.title()), "", "").trim_end().to_owned(),
             self.line("offset", "size", &all(|(_, statistic, _)| statistic), "samples", "rate"),
             self.line("[B]", "[B]", &all(|_| "[ns]"), "[calls]", "[GB/s]"),
         ]
@@ -102,7 +102,7 @@ impl Layout for Rates {
         let Some(entry) = entries.first() else { return String::new() };
         Self::line([
             entry.direction.name(),
-            entry.method,
+            &entry.label(),
             &Binary(entry.offset).to_string(),
             &Binary(entry.bytes).to_string(),
             &rate(entry, 1024.0 * 1024.0 / 1e9),
@@ -192,6 +192,14 @@ mod tests {
             words(&titles[1]),
             ["offset", "size", "mean", "p50", "p0", "p50", "p99", "p99.9", "max", "samples", "rate"]
         );
+    }
+
+    #[test]
+    fn every_title_fits_its_column() {
+        let metrics = [Metric::Sustained, Metric::Issue, Metric::Drained, Metric::Single, Metric::GpuVisible];
+        assert!(metrics.iter().all(|metric| metric.title().len() <= 9));
+        let visible = Times { offsets: false, sustained: false, singles: &[Metric::GpuVisible] };
+        assert_eq!(words(&visible.titles()[0]), ["visible"; 5]);
     }
 
     #[test]

@@ -55,3 +55,25 @@ fn the_comparison_is_passed_over_aloud_without_a_gpu() {
     assert_ok(&output);
     assert!(text(&output.stderr).contains("--compare is passed over"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn threads_are_a_method_of_their_own() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let list = if cpus > 1 { "1,2" } else { "1" };
+    let output = COPYBW.run(&["-c", "64K", "-w", "20", "-r", "20", "--threads", list, "--json", "-"]);
+    let report = report(&output);
+    let of = |threads: Option<u64>| {
+        let wanted = |entry: &&serde_json::Value| entry.get("threads").map(|n| n.as_u64().unwrap()) == threads;
+        results(&report).iter().filter(wanted).collect::<Vec<_>>()
+    };
+    assert!(of(None).len() == 2 && of(None).iter().all(|entry| entry["method"] == "bar1"));
+    for threads in 1..=u64::try_from(cpus.min(2)).unwrap() {
+        let shared = of(Some(threads));
+        assert_eq!(shared.iter().map(|entry| entry["direction"].clone()).collect::<Vec<_>>(), ["h2d", "d2h"]);
+        assert!(shared.iter().all(|entry| entry["method"] == "parallel" && entry["verified"] == true));
+        assert!(text(&output.stderr).contains(&format!("parallel-{threads} ")), "{}", text(&output.stderr));
+    }
+    let output = COPYBW.run(&["--threads", "65"]);
+    let (status, line) = COPYBW.refusal(&output);
+    assert!(status == 1 && line.contains("1 to 64"), "{line}");
+}

@@ -48,7 +48,7 @@ fn a_full_default_run_stays_under_30_seconds() {
         assert!(line.len() <= 100, "{} columns: {line}", line.len());
     }
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-    assert_eq!(results(&report).len(), 25 * PER_SIZE);
+    assert_eq!(results(&report).len(), 25 * (PER_SIZE + 1));
     for entry in results(&report) {
         let most = if entry["direction"] == "h2d" { 100_000 } else { 10_000 };
         let calls = entry["iterations"].as_u64().unwrap();
@@ -120,7 +120,7 @@ fn a_report_on_standard_output_is_alone_there() {
     let output = COPYLAT.small(&["--csv", "-"]);
     assert_ok(&output);
     let csv = text(&output.stdout);
-    assert!(csv.starts_with("direction,method,metric,bytes,offset,verified,min_ns,"), "{csv}");
+    assert!(csv.starts_with("direction,method,threads,metric,bytes,offset,verified,min_ns,"), "{csv}");
     assert_eq!(csv.lines().count(), 1 + 13 * PER_SIZE);
     assert!(csv.lines().skip(1).all(|row| row.starts_with("h2d,bar1") || row.starts_with("d2h,bar1,")));
     assert!(text(&output.stderr).contains("EMULATED GPU"));
@@ -161,4 +161,60 @@ fn the_comparison_is_passed_over_aloud_without_a_gpu() {
         assert_ok(&output);
         assert!(text(&output.stderr).contains("-c is passed over"), "{}", text(&output.stderr));
     }
+}
+
+#[test]
+fn a_kernel_or_what_plays_its_part_says_when_it_sees_a_write() {
+    let output = COPYLAT.run(&["--sizes", "1,4K", "--offsets", "0,63", "-w", "100", "-r", "0", "--json", "-"]);
+    let report = report(&output);
+    let visible: Vec<&Value> = results(&report).iter().filter(|entry| entry["metric"] == "gpu_visible").collect();
+    assert_eq!(visible.len(), 4);
+    for entry in visible {
+        assert_eq!(
+            (&entry["direction"], &entry["method"], &entry["verified"]),
+            (&"h2d".into(), &"bar1".into(), &true.into())
+        );
+        assert!((20..=100).contains(&entry["iterations"].as_u64().unwrap()), "{entry}");
+        assert!(entry["max_ns"].as_f64() > Some(0.0), "{entry}");
+        assert_eq!(entry.get("mean_ns"), None);
+    }
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("half of a bare flag's round trip"), "{stderr}");
+    for args in [&["-w", "20", "--no-echo"][..], &["-w", "20", "-C"], &["-w", "0"]] {
+        let output = COPYLAT.run(&[&["-r", "20", "--sizes", "64", "--json", "-"][..], args].concat());
+        assert!(results(&super::report(&output)).iter().all(|entry| entry["metric"] != "gpu_visible"));
+    }
+}
+
+#[test]
+fn a_calibration_makes_a_policy_that_can_be_put_in_force() {
+    let scratch = Scratch::new("copylat-policy");
+    let path = scratch.path("here.policy");
+    let output = COPYLAT.run(&["--calibrate", &path, "-s", "512"]);
+    assert_ok(&output);
+    let stdout = text(&output.stdout);
+    for what in ["EMULATED GPU", "Host to device", "Device to host", "sizes [B]", "GDRCOPY_POLICY="] {
+        assert!(stdout.contains(what), "{what}: {stdout}");
+    }
+    assert!(stdout.lines().all(|line| line.len() <= 110), "{stdout}");
+    let policy = fs::read_to_string(&path).unwrap();
+    assert!(policy.contains("backend = emulated") && policy.contains("\nd2h 1-"), "{policy}");
+    let output = COPYLAT.command().args(COPYLAT.small).env("GDRCOPY_POLICY", &path).output().unwrap();
+    assert_ok(&output);
+
+    let output = COPYLAT.run(&["--calibrate", "-", "-s", "64"]);
+    assert_ok(&output);
+    assert!(text(&output.stdout).lines().any(|line| line == "schema = 1"));
+    assert!(!text(&output.stdout).contains("sizes [B]") && text(&output.stderr).contains("sizes [B]"));
+
+    for (args, status, why) in [
+        (&["--calibrate", &path, "-c"][..], 2, "cannot be used with"),
+        (&["--calibrate", &path, "-s", "63"], 1, "64"),
+        (&["--calibrate", &scratch.path("no/file")], 1, "No such file"),
+    ] {
+        let output = COPYLAT.run(args);
+        let (found, line) = COPYLAT.refusal(&output);
+        assert!(found == status && line.contains(why), "{args:?}: {found}: {line}");
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), policy, "a refused calibration leaves an old file alone");
 }

@@ -60,7 +60,10 @@ fn an_interrupted_run_reports_what_it_has_and_says_so() {
 #[test]
 fn an_end_before_the_first_row_is_an_end_all_the_same() {
     let mut child = COPYLAT.command();
-    child.args(["--sizes", "16M", "-w", "1000000", "-r", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    child
+        .args(["--sizes", "16M", "-w", "1000000", "-r", "0", "--no-echo"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = child.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("Mapping::write")));

@@ -31,7 +31,7 @@ struct Tool {
 const COPYLAT: Tool = Tool {
     name: "gdrcopy_copylat",
     path: env!("CARGO_BIN_EXE_gdrcopy_copylat"),
-    small: &["-s", "4K", "-w", "200", "-r", "50"],
+    small: &["-s", "4K", "-w", "200", "-r", "50", "--no-echo"],
 };
 const COPYBW: Tool = Tool {
     name: "gdrcopy_copybw",

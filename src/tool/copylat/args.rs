@@ -1,5 +1,7 @@
 //! The command line of `gdrcopy_copylat`, and the plan it amounts to.
 
+use std::path::PathBuf;
+
 use clap::{Parser, ValueEnum};
 
 use crate::sys::num::usize_of;
@@ -61,6 +63,18 @@ pub(super) struct Args {
     /// Offsets in device memory: 0,63 or 0-63 (each) or 0-4K:64 (by 64)
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::offsets)]
     pub(super) offsets: Option<Values>,
+
+    /// Leave out when the GPU sees a write: no kernel is launched
+    #[arg(long)]
+    pub(super) no_echo: bool,
+
+    /// Measure all ways of copying and write the best as a policy, instead
+    ///
+    /// Sizes from 64 bytes up to -s, 4 MiB by default. GDRCOPY_POLICY=FILE puts the policy in force.
+    #[arg(long, value_name = "FILE|-", conflicts_with_all = [
+        "writes", "reads", "cuda", "cold", "compare", "copy", "sizes", "offsets", "no_verify", "no_echo", "allocator", "mapping_type", "json", "csv", "plot",
+    ])]
+    pub(super) calibrate: Option<PathBuf>,
 
     /// Do not compare the bytes after the timed copies
     #[arg(long)]

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use self::args::{Args, Plan};
+use self::visible::Listener;
 use super::bench::{Bench, Loops, arena_bytes, host_memory};
 use super::fail::{self, Failure};
 use super::measure::{Amount, Sampler};
@@ -20,6 +21,8 @@ use crate::cuda::PinnedHost;
 use crate::mapping::Mapping;
 
 mod args;
+mod calibrate;
+mod visible;
 
 const TOOL: &str = "gdrcopy_copylat";
 
@@ -29,12 +32,22 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(path) = &args.calibrate {
+        return calibrate::run(args, path);
+    }
     let plan = Plan::new(args)?;
     let mut sinks = args.outputs.open_with(&args.plot)?;
 
     let rig = Rig::new(TOOL, &args.common, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = rig::map(&pinned, args.common.mapping_type)?;
+    let wants_echo = !args.no_echo
+        && plan.terms.loops == Loops::All
+        && plan.terms.directions().any(|direction| direction == Direction::HostToDevice);
+    let listener = wants_echo.then(|| Listener::new(&rig)).and_then(|listener| {
+        let explain = |failure: &Failure| fail::say(TOOL, &format!("no echo, so nothing is GPU-visible: {failure}"));
+        listener.inspect_err(explain).ok()
+    });
     let (host, clock) = rig.settle(&args.common, &mapping)?;
     let mut report = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
 
@@ -42,8 +55,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     if plan.cuda && !with_cuda {
         fail::say(TOOL, "-c is passed over: an emulated GPU has no cuMemcpy to compare with");
     }
-    // Writes have one method more, the posted one.
-    let tables = |direction| 1 + usize::from(direction == Direction::HostToDevice) + 2 * usize::from(with_cuda);
+    // Writes can also be posted, and be answered.
+    let of_writes = 1 + usize::from(listener.is_some());
+    let more = |direction| if direction == Direction::HostToDevice { of_writes } else { 0 };
+    let tables = |direction| 1 + more(direction) + 2 * usize::from(with_cuda);
     let rows = plan.places.len() * plan.terms.directions().map(tables).sum::<usize>();
 
     let mut sampler = Sampler::new(&clock, RUN);
@@ -52,7 +67,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mut header = report.header();
     header.push(hiccups_in_words(&hiccups));
     header.push(format!("Rows      {}", plan.terms.in_words(row_time(rows))));
-    header.extend(plan.columns_in_words().iter().map(|text| format!("Columns   {text}")));
+    header.extend(plan.columns_in_words(listener.is_some()).iter().map(|text| format!("Columns   {text}")));
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
     sinks.begin(rows);
 
@@ -61,7 +76,8 @@ fn run(args: &Args) -> Result<(), Failure> {
         let series =
             Series { screen: &sinks.screen, places: &plan.places, rows_left: rows, is_emulated: rig.is_emulated() };
         let locked = with_cuda.then(|| PinnedHost::new(args.common.device, arena_bytes(plan.terms.largest)));
-        measure(&plan, &rig, &mapping, series, locked.transpose()?, &mut bench, &mut report.results)
+        let subject = Subject { plan: &plan, rig: &rig, mapping: &mapping, listener: listener.as_ref() };
+        measure(&subject, series, locked.transpose()?, &mut bench, &mut report.results)
     };
     report.partial = fail::is_partial(&outcome);
     if !report.partial {
@@ -79,16 +95,23 @@ fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What is measured, and on what.
+struct Subject<'a> {
+    plan: &'a Plan,
+    rig: &'a Rig,
+    mapping: &'a Mapping<'a>,
+    listener: Option<&'a Listener>,
+}
+
 /// All tables. `locked` is there if `cuMemcpy` is to be timed, too.
 fn measure(
-    plan: &Plan,
-    rig: &Rig,
-    mapping: &Mapping<'_>,
+    subject: &Subject<'_>,
     mut series: Series<'_>,
     mut locked: Option<PinnedHost>,
     bench: &mut Bench<'_>,
     results: &mut Vec<Entry>,
 ) -> Result<(), Failure> {
+    let Subject { plan, rig, mapping, listener } = *subject;
     let mut arena = host_memory(arena_bytes(plan.terms.largest))?;
     for direction in plan.terms.directions() {
         let bar1 = Bar1(mapping);
@@ -96,6 +119,9 @@ fn measure(
         if direction == Direction::HostToDevice {
             let posted = Posted(mapping);
             series.table(bench, (&posted, direction), &plan.table(posted.singles(direction)), &mut arena, results)?;
+            if let Some(listener) = listener {
+                visible::table((plan, rig, listener), mapping, &mut series, bench, &mut arena, results)?;
+            }
         }
         let Some(locked) = &mut locked else { continue };
         for (host, arena) in [(HostSide::PageLocked, locked.as_mut_slice()), (HostSide::Pageable, &mut arena)] {
@@ -112,7 +138,7 @@ impl Plan {
     }
 
     /// What the columns say.
-    fn columns_in_words(&self) -> Vec<&'static str> {
+    fn columns_in_words(&self, has_echo: bool) -> Vec<&'static str> {
         let mut lines = Vec::with_capacity(3);
         lines.push(match self.terms.loops {
             Loops::Cold => "all one at a time, caches cold",
@@ -120,6 +146,9 @@ impl Plan {
         });
         if self.terms.directions().any(|direction| direction == Direction::HostToDevice) {
             lines.push("issue: until the call returns; drained: until MFENCE finds the core's buffers empty");
+        }
+        if has_echo {
+            lines.push("visible: until a kernel that polls has seen the flag behind the data");
         }
         lines
     }

@@ -1,7 +1,9 @@
 //! Results as a picture: times and bandwidths against the size, both axes logarithmic.
 
+use std::collections::BTreeSet;
+
 use super::fail::Failure;
-use super::method::{Bar1, CudaMemcpy, Posted};
+use super::method::{Bar1, CudaMemcpy, Parallel, Posted};
 use super::num::f64_of;
 use super::report::{Direction, Entry, Metric, Record, Report};
 use super::rig::BANNER;
@@ -75,14 +77,13 @@ pub fn titles<R: Record>(report: &Report<R>) -> (String, Vec<String>) {
 }
 
 /// The curves of a picture of copies, in the order of the legend.
-const CURVES: [(&str, Metric, &str); 8] = [
+const CURVES: [(&str, Metric, &str); 7] = [
     (Bar1::NAME, Metric::Sustained, "BAR1, a fence per call, back to back (mean)"),
     (Posted::NAME, Metric::Sustained, "BAR1 posted, one fence after many (mean)"),
     (CudaMemcpy::PINNED, Metric::Sustained, "cuMemcpy, page-locked host memory (mean)"),
     (CudaMemcpy::PAGEABLE, Metric::Sustained, "cuMemcpy, pageable host memory (mean)"),
     (Bar1::NAME, Metric::Drained, "BAR1, one write until drained (p50)"),
     (Bar1::NAME, Metric::GpuVisible, "BAR1, one write until a kernel sees it (p50)"),
-    ("parallel", Metric::Sustained, "BAR1, several threads (mean)"),
     (Bar1::NAME, Metric::Single, "BAR1, one read (p50)"),
 ];
 
@@ -128,10 +129,11 @@ fn picture_of_copies(report: &Report<Entry>, quantities: &[Quantity]) -> Result<
 
 /// The curves of one panel: those at the first offset measured.
 fn curves(results: &[Entry], direction: Direction, offset: u64, quantity: Quantity) -> Vec<Curve> {
-    let of = |method: &str, metric: Metric| {
-        let matching = results.iter().filter(|entry| {
-            (entry.direction, entry.method, entry.metric, entry.offset) == (direction, method, metric, offset)
-        });
+    let of = |method: &str, metric: Metric, threads: Option<usize>| {
+        let wanted = (direction, method, metric, offset, threads);
+        let matching = results
+            .iter()
+            .filter(|entry| (entry.direction, entry.method, entry.metric, entry.offset, entry.threads) == wanted);
         let point = |entry: &Entry| {
             let (bytes, ns) = (f64_of(entry.bytes), entry.figures.typical_ns());
             (bytes, if quantity == Quantity::Time { ns } else { bytes / ns })
@@ -141,7 +143,7 @@ fn curves(results: &[Entry], direction: Direction, offset: u64, quantity: Quanti
         points
     };
     let has_sustained = results.iter().any(|entry| entry.metric == Metric::Sustained);
-    CURVES
+    let single = CURVES
         .iter()
         .enumerate()
         // A single read repeats the sustained curve; it stands in only where there is none. Single calls have no
@@ -151,9 +153,17 @@ fn curves(results: &[Entry], direction: Direction, offset: u64, quantity: Quanti
             Metric::Single => !has_sustained,
             _ => quantity == Quantity::Time || !has_sustained,
         })
-        .map(|(style, (method, metric, name))| Curve { name: (*name).to_owned(), style, points: of(method, *metric) })
-        .filter(|curve| !curve.points.is_empty())
-        .collect()
+        .map(|(style, (method, metric, name))| {
+            let points = of(method, *metric, None);
+            Curve { name: (*name).to_owned(), style, points }
+        });
+    let threads: BTreeSet<usize> = results.iter().filter_map(|entry| entry.threads).collect();
+    let shared = threads.iter().enumerate().map(|(n, &threads)| Curve {
+        name: format!("BAR1, {threads} threads (mean)"),
+        style: CURVES.len() + n,
+        points: of(Parallel::NAME, Metric::Sustained, Some(threads)),
+    });
+    single.chain(shared).filter(|curve| !curve.points.is_empty()).collect()
 }
 
 #[cfg(test)]

@@ -38,15 +38,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(args)?;
     let mut sinks = args.outputs.open_with(&args.plot)?;
-    let ends: Vec<usize> = plan
-        .areas
-        .iter()
-        .scan(0, |end, bytes| {
-            *end += bytes.next_multiple_of(AREA);
-            Some(*end)
-        })
-        .collect();
-    let &[data_at, answers_at, bytes] = &ends[..] else { unreachable!("three areas have three ends") };
+    let [flags, data, answers] = plan.areas.map(|bytes| bytes.next_multiple_of(AREA));
+    let (data_at, answers_at, bytes) = (flags, flags + data, flags + data + answers);
 
     let rig = Rig::new(TOOL, &args.common, bytes)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -86,7 +79,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     if !report.partial {
         outcome?;
     }
-    sinks.draw(|| picture::draw(&report))?;
+    if !report.results.is_empty() {
+        sinks.draw(|| picture::draw(&report))?;
+    }
     sinks.write(&report)?;
     if report.partial {
         return Err(Failure::Interrupted);
