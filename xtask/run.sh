@@ -133,6 +133,17 @@ copylat_as() {
     done
 }
 
+# What a user runs first. Tests that do not apply to the backend are waived, which is their own word and no failure.
+sanity_as() {
+    local user=$1 log=$OUT/$1/sanity.log status
+    as "$user" ./gdrcopy_doctor -v --json - >"$OUT/$user/doctor.json" 2>"$OUT/$user/doctor.log" </dev/null
+    status=$?
+    [ "$status" -eq 0 ] && pass "gdrcopy_doctor as $user" || fail "gdrcopy_doctor as $user" "$(ended "$status")" "$OUT/$user/doctor.log"
+    as "$user" ./gdrcopy_sanity --backend "$BACKEND" -v --json - >"$OUT/$user/sanity.json" 2>"$log" </dev/null
+    status=$?
+    [ "$status" -eq 0 ] && pass "gdrcopy_sanity as $user" || fail "gdrcopy_sanity as $user" "$(ended "$status"), see $log" "$log"
+}
+
 if [ "$(id -u)" -eq 0 ]; then
     users="root nobody"
 else
@@ -142,6 +153,7 @@ fi
 for user in $users; do
     [ "$user" = root ] && export GDRCOPY_STALE_ROUNDS=$ROUNDS || export GDRCOPY_STALE_ROUNDS=$((ROUNDS / 10))
     mkdir -p "$OUT/$user" || exit 1
+    sanity_as "$user"
     tests_as "$user"
     copylat_as "$user"
 done
