@@ -8,7 +8,7 @@
 #   REQUIRE  backends whose tests must not be skipped (rm); rm,vulkan where a Vulkan loader and driver are there
 #   ROUNDS   rounds of the stale-window test as root (100000); a tenth of them as another user
 #   LIMIT    seconds after which one run is killed (300)
-#   PARTS    what to run: any of tests, copylat, limits, torch (all of them)
+#   PARTS    what to run: any of sanity, tests, copylat, limits, torch (all of them)
 #   ONLY     names of test programs, if not all of them are to run; tests.txt lists them
 #   SOAK     1: also the tests that are ignored by default because they take long, and soaks of full length
 set -u
@@ -18,7 +18,7 @@ OUT=${OUT:-./out}
 BACKEND=${BACKEND:-rm}
 LIMIT=${LIMIT:-300}
 ROUNDS=${ROUNDS:-100000}
-PARTS=${PARTS:-tests copylat limits torch}
+PARTS=${PARTS:-sanity tests copylat limits torch}
 SOAK=${SOAK:-0}
 NOBODY=65534
 
@@ -191,6 +191,17 @@ copylat_as() {
     done
 }
 
+# What a user runs first. Tests that do not apply to the backend are waived, which is their own word and no failure.
+sanity_as() {
+    local user=$1 log=$OUT/$1/sanity.log status
+    as "$user" ./gdrcopy_doctor -v --json - >"$OUT/$user/doctor.json" 2>"$OUT/$user/doctor.log" </dev/null
+    status=$?
+    [ "$status" -eq 0 ] && pass "gdrcopy_doctor as $user" || fail "gdrcopy_doctor as $user" "$(ended "$status")" "$OUT/$user/doctor.log"
+    as "$user" ./gdrcopy_sanity --backend "$BACKEND" -v --json - >"$OUT/$user/sanity.json" 2>"$log" </dev/null
+    status=$?
+    [ "$status" -eq 0 ] && pass "gdrcopy_sanity as $user" || fail "gdrcopy_sanity as $user" "$(ended "$status"), see $log" "$log"
+}
+
 if [ "$(id -u)" -eq 0 ]; then
     users="root nobody"
 else
@@ -200,6 +211,7 @@ fi
 for user in $users; do
     [ "$user" = root ] && export GDRCOPY_STALE_ROUNDS=$ROUNDS || export GDRCOPY_STALE_ROUNDS=$((ROUNDS / 10))
     mkdir -p "$OUT/$user" || exit 1
+    wants sanity && sanity_as "$user"
     wants tests && tests_as "$user"
     wants copylat && copylat_as "$user"
     wants limits && limits_as "$user"

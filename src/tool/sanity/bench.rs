@@ -172,19 +172,18 @@ impl Bench {
         }
     }
 
-    /// A backend's word that it does not map this kind of memory at all.
+    /// A backend's word that it does not map this kind of memory at all, or not here: under MPS, on a MIG partition, ..
     fn refusal(&self, session: &Session, error: Error) -> Stop {
-        let by_kind = matches!(
-            error.kind(),
-            ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc | MemoryKind::NotExportable) | ErrorKind::UnknownLayout
-        );
-        match session.rm_level() {
-            Some(level) if by_kind => {
-                Stop::Waived(format!("backend rm at level {level} does not map {} memory: {error}", self.how))
+        let backend = match session.rm_level() {
+            Some(level) => format!("rm at level {level}"),
+            None => session.backend().to_string(),
+        };
+        match error.kind() {
+            ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc | MemoryKind::NotExportable)
+            | ErrorKind::UnknownLayout => {
+                Stop::Waived(format!("backend {backend} does not map {} memory: {error}", self.how))
             }
-            None if by_kind => {
-                Stop::Waived(format!("backend {} does not map {} memory: {error}", session.backend(), self.how))
-            }
+            ErrorKind::UnsupportedFeature(_) => Stop::Waived(format!("backend {backend} does not work here: {error}")),
             _ => error.into(),
         }
     }
@@ -257,4 +256,35 @@ pub(super) fn after_free_in_words(row: AfterFree) -> &'static str {
 /// Waives a test that needs what this backend does not have.
 pub(super) fn waived<T>(kind: BackendKind, why: &str) -> Step<T> {
     Err(Stop::Waived(format!("backend {kind}: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::error::Feature;
+
+    #[test]
+    fn what_is_refused_by_kind_is_waived_and_what_fails_is_not() {
+        let bench = Bench::new(Args::parse_from(["gdrcopy_sanity", "--backend", "emulated"]), Allocator::CuMemAlloc);
+        let session = bench.open_quietly().unwrap();
+        let stop = |kind, cause: &'static str| bench.refusal(&session, Error::new("pin", kind, cause));
+        let waived = [
+            ErrorKind::UnsupportedFeature(Feature::Mps),
+            ErrorKind::UnsupportedMemory(MemoryKind::CudaMalloc),
+            ErrorKind::UnknownLayout,
+        ];
+        for kind in waived {
+            assert!(
+                matches!(stop(kind, "x"), Stop::Waived(reason) if reason.starts_with("backend emulated ")),
+                "{kind:?}"
+            );
+        }
+        for kind in [ErrorKind::OutOfMemory, ErrorKind::Stale, ErrorKind::UnsupportedMemory(MemoryKind::Host)] {
+            assert!(matches!(stop(kind, "x"), Stop::Failed(_)), "{kind:?}");
+        }
+        let exclusive = "cuDevicePrimaryCtxRetain returned CUDA_ERROR_DEVICE_UNAVAILABLE";
+        assert!(matches!(stop(ErrorKind::Io(libc::EIO), exclusive), Stop::Waived(_)));
+    }
 }
