@@ -93,7 +93,7 @@ export RUST_TEST_THREADS=1 RUST_TEST_NOCAPTURE=1 RUST_BACKTRACE=1 GDRCOPY_TEST_R
 
 tests_as() {
     local user=$1 test log status
-    for test in gdrcopy-unit contract hot_path gpu gpu_stale vulkan; do
+    for test in gdrcopy-unit contract hot_path gpu gpu_channel gpu_stale vulkan; do
         if [ ! -e "$test" ]; then
             skip "$test as $user" "not in this bundle"
             continue

@@ -18,7 +18,7 @@ const SCRIPT_TEXT: &str = include_str!("../run.sh");
 const ORIGIN: &str = "build.txt";
 
 /// Integration tests that belong on a GPU; the others prove nothing there that they do not prove here.
-const TESTS: [&str; 5] = ["gpu", "gpu_stale", "contract", "hot_path", "vulkan"];
+const TESTS: [&str; 6] = ["gpu", "gpu_channel", "gpu_stale", "contract", "hot_path", "vulkan"];
 
 const MAX_BYTES: u64 = 40 << 20;
 
