@@ -17,7 +17,7 @@ type Order = [u32; 4];
 /// Quantity filled, quantity that rests, best bid plus 1, best ask plus 1; 0 where there is none.
 type Answer = [u32; 4];
 
-const ORDERS: usize = 20_000;
+const ORDERS: usize = 2_000;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The same book on the CPU, against which the kernel's answers are checked.
@@ -110,7 +110,7 @@ fn on_gpu(_: &mut Mailbox<Order, Answer>) -> Result<(), Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let session = Session::open()?;
-    let builder = ChannelBuilder::new().gpu(0).kernel_limit(Duration::from_secs(30));
+    let builder = ChannelBuilder::new().gpu(0).kernel_limit(Duration::from_secs(60));
     let (sender, receiver) = builder.open(&session)?;
     let mut mailbox = Mailbox::<Order, Answer>::new(sender, receiver)?;
     if session.backend() != BackendKind::Emulated {
