@@ -8,6 +8,7 @@ use crate::backend::gdrdrv::Gdrdrv;
 use crate::backend::{Backend, BackendKind, RmLevel};
 use crate::copy::{self, Routine};
 use crate::error::{Error, ErrorKind, Result};
+use crate::policy::{Policy, Routines};
 use crate::session::{Session, SessionInner};
 
 /// What was tried when a session opened.
@@ -49,6 +50,7 @@ pub struct SessionBuilder {
     backend: Option<BackendKind>,
     rm: Option<RmLevel>,
     routine: Option<String>,
+    policy: Option<Policy>,
     ignore_env: bool,
     allow_cuda_flush: bool,
     emulated: Option<EmulatedConfig>,
@@ -74,6 +76,14 @@ impl SessionBuilder {
     #[must_use]
     pub fn copy_routine(mut self, name: impl Into<String>) -> Self {
         self.routine = Some(name.into());
+        self
+    }
+
+    /// Follows this [policy](crate::policy) instead of the [built-in one](Policy::built_in). Environment:
+    /// `GDRCOPY_POLICY=FILE`. A routine that is named by the program or by `GDRCOPY_COPY` wins over it at every size.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
         self
     }
 
@@ -120,16 +130,27 @@ impl SessionBuilder {
         text.parse().map(Some).map_err(|error| in_variable(name, &error))
     }
 
-    /// The copy routine: by name, or the best one.
-    fn routine(&self) -> Result<&'static Routine> {
+    /// The copy routine that was named, if one was.
+    fn routine(&self) -> Result<Option<&'static Routine>> {
         let name = "GDRCOPY_COPY";
         let in_env = self.env(name)?.map(|text| copy::by_name(&text).map_err(|error| in_variable(name, &error)));
         match (&self.routine, in_env) {
             // A name that is none is an error even where it is overruled, as with the other variables.
             (Some(_), Some(Err(error))) if error.kind() == ErrorKind::InvalidArgument => Err(error),
-            (Some(name), _) => copy::by_name(name),
+            (Some(name), _) => copy::by_name(name).map(Some),
+            (None, Some(found)) => found.map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The program's policy, that of the environment, or the built-in one.
+    fn chosen_policy(&self) -> Result<Policy> {
+        let name = "GDRCOPY_POLICY";
+        let in_env = self.env(name)?.map(|file| Policy::read(file).map_err(|error| in_variable(name, &error)));
+        match (&self.policy, in_env) {
+            (Some(policy), _) => Ok(policy.clone()),
             (None, Some(found)) => found,
-            (None, None) => Ok(copy::preferred()),
+            (None, None) => Ok(Policy::built_in().clone()),
         }
     }
 
@@ -137,11 +158,13 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an unknown name in the environment, `UnsupportedFeature` for a copy routine this CPU
+    /// `InvalidArgument` for an unknown name in the environment or a policy file that is none, `UnsupportedFeature` for a copy routine this CPU
     /// lacks, and, where no backend works, the reasons of each in one line (`NoDriver`, `NoDevice`,
     /// `PermissionDenied`, ...).
     pub fn open(self) -> Result<Session> {
-        let routine = self.routine()?;
+        let named = self.routine()?;
+        let policy = self.chosen_policy()?;
+        let routines = named.map_or(policy.routines(), Routines::only);
         let from_env = self.parsed::<BackendKind>("GDRCOPY_BACKEND")?;
         let env_level = self.parsed::<RmLevel>("GDRCOPY_RM")?;
         let level = self.rm.or(env_level).unwrap_or(RmLevel::Vmm);
@@ -156,7 +179,10 @@ impl SessionBuilder {
             None => self.probe(level, &mut report)?,
         };
         report.chosen = Some(backend.kind());
-        Ok(Session::new(SessionInner::new(backend, routine, report, self.allow_cuda_flush)))
+        for mismatch in policy.early_mismatches(backend.kind()) {
+            tracing::warn!("the copy policy '{}' is of another machine: {mismatch}", policy.source());
+        }
+        Ok(Session::new(SessionInner::new(backend, (routines, policy), report, self.allow_cuda_flush)))
     }
 
     /// The first that works, in order of preference. The emulated one is never taken unasked.

@@ -44,7 +44,7 @@
 //! | `emulated` | nothing; only on request | its own host memory | both ways, by configuration |
 //!
 //! What is set in the program ([`SessionBuilder`]) wins over the environment (`GDRCOPY_BACKEND`, `GDRCOPY_RM`,
-//! `GDRCOPY_COPY`, `GDRCOPY_EMULATED_GPUS`), which wins over probing. Memory that the backend cannot map is refused by
+//! `GDRCOPY_COPY`, `GDRCOPY_POLICY`, `GDRCOPY_EMULATED_GPUS`), which wins over probing. Memory that the backend cannot map is refused by
 //! kind, with the way out: see [`MemoryKind`].
 //!
 //! # Safety
@@ -76,6 +76,7 @@ mod error;
 mod gpu;
 mod mapping;
 mod pinned;
+pub mod policy;
 mod publish;
 mod range;
 mod session;
@@ -91,10 +92,13 @@ pub use backend::{AfterFree, Allocator, BackendKind, MappingType, RmLevel, Seman
 pub use batch::Batch;
 pub use buffer::DeviceBuffer;
 pub use builder::{ProbeReport, SessionBuilder};
+pub use copy::{ParallelCopier, ParallelCopierBuilder};
 pub use error::{Error, ErrorKind, Feature, MemoryKind, Result};
 pub use gpu::{Bar1, GpuInfo, Link, PciAddress};
 pub use mapping::{Mapping, MappingFacts};
 pub use pinned::{Pinned, UnpinError};
+pub use policy::{Calibration, Policy};
 pub use publish::Flag;
 pub use range::{DeviceRange, GpuAddr};
 pub use session::{CloseError, Session};
+pub use sys::cpu::CpuList;

@@ -15,6 +15,7 @@ use crate::copy::{self, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
 use crate::pinned::PinCore;
+use crate::policy::Routines;
 use crate::publish::Publish;
 use crate::range::{GpuAddr, Span};
 use crate::sys::process::{Owner, wrong_process};
@@ -45,6 +46,7 @@ pub struct Mapping<'a> {
     base: *mut u8,
     len: usize,
     routine: &'static Routine,
+    pub(crate) routines: Routines,
     owner: Owner,
     pub(crate) publish: Publish,
     addr: GpuAddr,
@@ -80,10 +82,10 @@ pub struct MappingFacts {
 
 impl<'a> Mapping<'a> {
     pub(crate) fn new(core: Arc<PinCore>, view: Box<dyn View>, span: Span, map_time: Duration) -> Self {
-        let routine = match view.mapping_type() {
+        let routines = match view.mapping_type() {
             // Wider accesses than 8 bytes are not for such memory.
-            MappingType::Device => copy::scalar_routine(),
-            _ => core.session.routine(),
+            MappingType::Device => Routines::only(copy::scalar_routine()),
+            _ => core.session.routines(),
         };
         let publish = Publish::decide(core.facts().ordered_writes, core.session.allow_cuda_flush());
         let base = view.ptr().as_ptr();
@@ -91,7 +93,8 @@ impl<'a> Mapping<'a> {
         Self {
             base,
             len: span.len,
-            routine,
+            routine: routines.store(copy::LINE_BYTES),
+            routines,
             owner: core.session.owner(),
             publish,
             addr: span.addr,
@@ -105,7 +108,7 @@ impl<'a> Mapping<'a> {
 
     /// The window address of `len` bytes at `offset`, if they are inside and the process is the right one.
     #[inline]
-    fn at(&self, op: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(crate) fn at(&self, op: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             return Err(self.out_of_bounds(op, offset, len));
         }
@@ -164,7 +167,7 @@ impl<'a> Mapping<'a> {
         let dst = self.at(op, offset, from.len())?;
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
         // overlap.
-        unsafe { self.routine.store(dst, from) };
+        unsafe { self.routines.store(from.len()).store(dst, from) };
         Ok(())
     }
 
@@ -181,7 +184,7 @@ impl<'a> Mapping<'a> {
         let src = self.at("read", offset, to.len())?;
         fence::full();
         // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines.
-        unsafe { self.routine.load(to, src) };
+        unsafe { self.routines.load(to.len()).load(to, src) };
         fence::load();
         Ok(())
     }
@@ -347,7 +350,7 @@ impl<'a> Mapping<'a> {
         self.view.mapping_type()
     }
 
-    /// The copy routine in use.
+    /// The copy routine in use: that which stores a line, and all else too unless the session's policy has several.
     #[must_use]
     pub fn routine(&self) -> &'static Routine {
         self.routine

@@ -8,10 +8,11 @@ use crate::backend::emulated::Emulated;
 use crate::backend::{Allocator, Backend, BackendKind, RmLevel, Semantics};
 use crate::buffer::DeviceBuffer;
 use crate::builder::{ProbeReport, SessionBuilder};
-use crate::copy::Routine;
+use crate::copy::{LINE_BYTES, Routine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{GpuInfo, PciAddress};
 use crate::pinned::Pinned;
+use crate::policy::{Calibration, Policy, Progress, Routines};
 use crate::range::DeviceRange;
 use crate::sys::process::Owner;
 
@@ -28,7 +29,8 @@ pub(crate) struct SessionInner {
     /// Present until closed.
     backend: Option<Box<dyn Backend>>,
     owner: Owner,
-    routine: &'static Routine,
+    routines: Routines,
+    policy: Policy,
     report: ProbeReport,
     allow_cuda_flush: bool,
     /// The first failure that a `Drop` could not return.
@@ -38,14 +40,15 @@ pub(crate) struct SessionInner {
 impl SessionInner {
     pub(crate) fn new(
         backend: Box<dyn Backend>,
-        routine: &'static Routine,
+        (routines, policy): (Routines, Policy),
         report: ProbeReport,
         allow_cuda_flush: bool,
     ) -> Self {
         Self {
             backend: Some(backend),
             owner: Owner::here(),
-            routine,
+            routines,
+            policy,
             report,
             allow_cuda_flush,
             noted: Mutex::new(None),
@@ -60,8 +63,8 @@ impl SessionInner {
         self.owner
     }
 
-    pub(crate) fn routine(&self) -> &'static Routine {
-        self.routine
+    pub(crate) fn routines(&self) -> Routines {
+        self.routines
     }
 
     pub(crate) fn allow_cuda_flush(&self) -> bool {
@@ -143,10 +146,33 @@ impl Session {
         self.inner.backend().semantics()
     }
 
-    /// The copy routine that mappings of this session use.
+    /// The copy routine that mappings of this session store a line with, and all else too unless the [policy](Self::policy)
+    /// has several.
     #[must_use]
     pub fn routine(&self) -> &'static Routine {
-        self.inner.routine
+        self.inner.routines.store(LINE_BYTES)
+    }
+
+    /// The policy that routines follow where none was named, and what it recommends beyond them.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.inner.policy
+    }
+
+    /// Measures routines, parallel copies and `cuMemcpy` on this CPU, GPU, link and backend, and makes a policy of it.
+    /// Nothing calls it by itself, and this session goes on as it was opened: open another with the policy, or write it
+    /// to a file for `GDRCOPY_POLICY`. It leaves the GPU's context current on the calling thread.
+    ///
+    /// `progress` is called before each cell of the table.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::alloc_as`], [`Session::pin`], [`Pinned::map`] and [`ParallelCopierBuilder::build`]; `InvalidArgument`
+    /// where the largest size is less than 64 bytes.
+    ///
+    /// [`ParallelCopierBuilder::build`]: crate::ParallelCopierBuilder::build
+    pub fn calibrate(&self, what: &Calibration, progress: impl FnMut(Progress)) -> Result<Policy> {
+        what.run(self, progress)
     }
 
     /// The emulated GPUs, where the backend is `emulated`: their memory seen from the device's side, and faults.
@@ -298,7 +324,7 @@ impl fmt::Debug for Session {
         f.debug_struct("Session")
             .field("backend", &self.backend())
             .field("rm_level", &self.rm_level())
-            .field("routine", &self.inner.routine.name())
+            .field("routine", &self.routine().name())
             .finish_non_exhaustive()
     }
 }

@@ -7,11 +7,12 @@ mod common;
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::counting::{Counting, calls_during};
-use common::seccomp::without_system_calls;
+use common::seccomp::{calls_trapped, without_system_calls};
 use common::subject::{self, Subject, assert_same, downloaded, pattern};
-use gdrcopy::{DeviceBuffer, Mapping, Result, copy};
+use gdrcopy::{DeviceBuffer, Mapping, ParallelCopier, Result, copy};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -109,6 +110,82 @@ fn copies_make_no_system_call() {
             assert_eq!((trapped.calls, trapped.last), (0, None), "{}, {mapping:?}", subject.name);
             assert_same(&downloaded(buffer), &source, subject.name);
         });
+    });
+}
+
+/// A copier with a worker on each CPU of this thread, which spins or sleeps.
+fn copier(spin: Duration) -> ParallelCopier {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().parse().unwrap();
+    ParallelCopier::builder().cpus(cpus).write_threads(8).spin(spin).build().unwrap()
+}
+
+/// Sizes that are shared out, and some that are not.
+fn exercise_together(copier: &ParallelCopier, mapping: &Mapping<'_>, source: &[u8], back: &mut [u8]) -> Result<usize> {
+    let mut calls = 0;
+    for len in [64, 2000, 16 << 10, 70_001] {
+        for offset in OFFSETS {
+            copier.write(mapping, offset, &source[offset..offset + len])?;
+            copier.read(mapping, offset, &mut back[..len])?;
+            assert!(back[..len] == source[offset..offset + len], "{len} bytes at {offset}");
+            calls += 2;
+        }
+    }
+    copier.write(mapping, 0, source)?;
+    Ok(calls + 1)
+}
+
+#[test]
+fn copies_by_several_threads_allocate_nothing_and_make_no_system_call() {
+    subject::each(|subject| {
+        for_each_mapping(subject, |buffer, mapping| {
+            let (source, mut back) = (Arc::new(pattern(3, BYTES)), vec![0; BYTES]);
+            let copier = Arc::new(copier(Duration::from_secs(3600)));
+            let mut done = Ok(0);
+            let allocations = calls_during(|| done = exercise_together(&copier, &mapping, &source, &mut back));
+            assert_eq!((done.unwrap(), allocations), (33, 0), "{}, {mapping:?}", subject.name);
+
+            let mapping = Arc::new(mapping);
+            let (theirs, through, from) = (Arc::clone(&copier), Arc::clone(&mapping), Arc::clone(&source));
+            let ((done, _back), trapped) = without_system_calls(move || {
+                let done = exercise_together(&theirs, &through, &from, &mut back);
+                (done, back)
+            });
+            assert_eq!(done.unwrap(), 33);
+            assert_eq!((trapped.calls, trapped.last), (0, None), "{}, {mapping:?}", subject.name);
+            assert_same(&downloaded(buffer), &source, subject.name);
+        });
+    });
+}
+
+/// Where workers sleep a long copy wakes them with one call, and does not depend on them.
+#[test]
+fn a_long_copy_that_finds_its_workers_asleep_makes_one_system_call() {
+    subject::each(|subject| {
+        let session = subject.session();
+        let buffer = Arc::new(session.alloc_as(subject.gpu, BYTES, subject.allocators[0]).unwrap());
+        let mapping = session.pin(&buffer).unwrap().map().unwrap();
+        let source = pattern(4, BYTES);
+        mapping.write(0, &source).unwrap();
+        mapping.flush().unwrap();
+        let copier = copier(Duration::ZERO);
+        while copier.awake() > 0 {
+            std::thread::yield_now();
+        }
+        let ((back, _mapping), trapped) = without_system_calls(move || {
+            // A short one is done alone.
+            let mut back = vec![0; 64 << 10];
+            let short = copier.read(&mapping, 64, &mut back[..4096]);
+            let before = calls_trapped();
+            let done = short.and_then(|()| copier.read(&mapping, 64, &mut back));
+            std::mem::forget(copier);
+            (done.map(|()| (back, before)), mapping)
+        });
+        let (back, before) = back.unwrap();
+        assert_same(&back, &source[64..][..64 << 10], subject.name);
+        // None, where the worker had said so but was not asleep yet.
+        assert!(before == 0 && trapped.calls <= 1, "{before} and {} calls", trapped.calls);
+        assert!([Some(libc::SYS_futex), None].contains(&trapped.last), "{trapped:?}");
     });
 }
 

@@ -3,20 +3,24 @@
 #![cfg(feature = "tools")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests, too")]
 
+#[path = "common/program.rs"]
+#[allow(dead_code, unreachable_pub, reason = "each test binary uses its own part of this")]
+mod program;
+
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
+use program::text;
 use serde_json::Value;
 
-fn pplat(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gdrcopy_pplat"));
-    for name in ["GDRCOPY_RM", "GDRCOPY_COPY", "GDRCOPY_EMULATED_GPUS"] {
-        command.env_remove(name);
-    }
-    command.env("GDRCOPY_BACKEND", "emulated").stdin(Stdio::null()).args(args).output().unwrap()
+fn command() -> Command {
+    let mut command = program::plain(env!("CARGO_BIN_EXE_gdrcopy_pplat"));
+    command.env("GDRCOPY_BACKEND", "emulated");
+    command
 }
 
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
+fn pplat(args: &[&str]) -> Output {
+    command().args(args).output().unwrap()
 }
 
 #[track_caller]
@@ -30,11 +34,9 @@ fn report(args: &[&str]) -> Value {
 #[track_caller]
 fn refusal(args: &[&str]) -> (i32, String) {
     let output = pplat(args);
-    let stderr = text(&output.stderr);
     assert!(output.stdout.is_empty(), "{args:?}: noticed before measuring");
-    assert_eq!(stderr.lines().count(), 1, "not one line: {stderr:?}");
-    let line = stderr.trim_end().strip_prefix("gdrcopy_pplat: ").expect("the line begins with the program's name");
-    (output.status.code().unwrap(), line.to_owned())
+    let (status, line) = program::refusal("gdrcopy_pplat", &output);
+    (status, line.to_owned())
 }
 
 /// Figures and names of this machine, as what stands for them.
@@ -60,7 +62,7 @@ fn the_output_of_a_default_run() {
     for line in all.lines().filter(|line| !line.starts_with("CPU ")) {
         assert!(line.len() <= 100, "{} columns: {line}", line.len());
     }
-    let (head, rest) = all.split_once("message ").unwrap();
+    let (head, rest) = all.split_once("\nmessage ").unwrap();
     let head: Vec<String> = head.lines().map(masked).collect();
     let wanted = [
         &format!("gdrcopy_pplat {}", env!("CARGO_PKG_VERSION")),
@@ -159,7 +161,7 @@ fn nonsense_is_refused_in_one_line() {
         (&["-m", "both"], 2, "flag, data, packets"),
         (&["-G", "bar1"], 2, "gpumem, hostmem"),
         (&["-s", "1G"], 2, "256 MiB is the most"),
-        (&["--json", "-", "--csv", "-"], 2, "name a file"),
+        (&["--json", "-", "--plot", "-"], 2, "name a file"),
         (&["-d", "7"], 1, "no such GPU"),
         (&["--json", "/no/such/folder/out.json"], 1, "No such file"),
     ];
@@ -170,15 +172,37 @@ fn nonsense_is_refused_in_one_line() {
 }
 
 #[test]
+fn a_picture_has_a_panel_for_medians_and_one_for_tails() {
+    let output = pplat(&["-t", "200", "--sizes", "64,512", "--plot", "-"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let svg = text(&output.stdout);
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    for wanted in ["Median", "99th percentile", "packets, polled in host memory", "say nothing about a GPU", "512 B"] {
+        assert!(svg.contains(wanted), "{wanted}");
+    }
+}
+
+#[test]
 fn a_reader_that_has_had_enough_is_no_error() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_gdrcopy_pplat"))
-        .args(["-t", "200", "-m", "flag"])
-        .env("GDRCOPY_BACKEND", "emulated")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let output = program::closed_pipe(command().args(["-t", "200", "-m", "flag"]));
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_interrupted_run_says_so_and_reports_whole_rows() {
+    let scratch = program::Scratch::new("pplat-interrupted");
+    let path = scratch.path("out.json");
+    let mut child = command();
+    child.args(["--seconds", "60", "-m", "flag", "--json", &path]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("[ns]")), "the titles");
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(lines.count(), 0, "no half row");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!((&report["partial"], report["results"].as_array().unwrap().len()), (&Value::from(true), 0));
 }

@@ -79,6 +79,7 @@
 
 pub mod fence;
 mod kernel;
+mod parallel;
 mod plan;
 mod scalar;
 #[cfg(test)]
@@ -87,4 +88,6 @@ mod x86_64;
 
 pub(crate) use kernel::scalar_routine;
 pub use kernel::{Routine, by_name, preferred, routines};
+pub use parallel::{ParallelCopier, ParallelCopierBuilder};
+pub(crate) use plan::LINE_BYTES;
 pub use scalar::{load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64};

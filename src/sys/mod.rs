@@ -4,6 +4,8 @@
 
 #![allow(unsafe_code, reason = "system calls and raw address space are this module's whole purpose")]
 
+pub(crate) mod cpu;
+pub(crate) mod date;
 pub(crate) mod gdrdrv;
 pub(crate) mod ioctl;
 pub(crate) mod num;

@@ -409,6 +409,16 @@ mod tests {
         in_gpu: [bool; 3],
         check: impl FnOnce(Exchange<'_>) -> R,
     ) -> Result<R, Failure> {
+        with_timeout(Duration::from_secs(60), side, shape, in_gpu, check)
+    }
+
+    fn with_timeout<R>(
+        timeout: Duration,
+        side: &dyn Side,
+        shape: Shape,
+        in_gpu: [bool; 3],
+        check: impl FnOnce(Exchange<'_>) -> R,
+    ) -> Result<R, Failure> {
         let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
         let buffer = session.alloc(1 << 20).unwrap();
         let mapping = session.pin(&buffer).unwrap().map().unwrap();
@@ -419,7 +429,7 @@ mod tests {
         };
         let [flags, data, answers] = [0, 1, 2].map(|n| area(n, in_gpu[n]));
         let places = Places { flags, data, answers };
-        Exchange::start(side, true, shape, places, Some(Duration::from_millis(200))).map(check)
+        Exchange::start(side, true, shape, places, Some(timeout)).map(check)
     }
 
     #[test]
@@ -468,7 +478,8 @@ mod tests {
     #[test]
     fn no_answer_ends_with_the_reason() {
         let round = |fault: Fault| {
-            with(&fault, shape(Mode::Flag, 4, 1), [true, true, false], |mut exchange| exchange.round())
+            let soon = Duration::from_millis(20);
+            with_timeout(soon, &fault, shape(Mode::Flag, 4, 1), [true, true, false], |mut exchange| exchange.round())
                 .unwrap()
                 .unwrap_err()
                 .to_string()

@@ -1,12 +1,13 @@
 //! What a figure was measured on: read once, printed and stored with every result.
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::cpu::{self, CpuList};
+use crate::sys::cpu::{cpuinfo_field, first_line, local_to};
+use crate::sys::date;
 
 /// The machine, as far as it tells.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -60,7 +61,7 @@ impl Host {
             cpu_model: cpuinfo_field(&cpuinfo, "model name").map(str::to_owned),
             virtual_machine: cpuinfo_field(&cpuinfo, "flags").is_some_and(|f| f.split(' ').any(|f| f == "hypervisor")),
             kernel: first_line("/proc/sys/kernel/osrelease"),
-            time_utc: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| utc(since.as_secs())),
+            time_utc: date::now(),
             ..Self::default()
         }
     }
@@ -87,8 +88,7 @@ impl Host {
 /// The CPUs next to a PCI device, as the kernel lists them.
 #[must_use]
 pub fn local_cpus(pci: &str) -> Option<CpuList> {
-    let list = first_line(&format!("/sys/bus/pci/devices/{pci}/local_cpulist"))?;
-    CpuList::parse(&list).filter(|list| *list != CpuList::default())
+    local_to(pci)
 }
 
 /// The CPU to measure on unless the user names one: where the thread is, or the first CPU it may use next to the GPU.
@@ -103,61 +103,9 @@ pub fn preferred_cpu(local: Option<&CpuList>) -> Option<u32> {
     }
 }
 
-fn first_line(path: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
-}
-
-/// A field of the first processor in `/proc/cpuinfo`.
-fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
-    cpuinfo.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim())
-    })
-}
-
-/// Seconds since 1970 as `2026-01-31T23:59:59Z`.
-fn utc(seconds: u64) -> String {
-    // Days are counted in eras of 400 years that begin on 1 March, so that the leap day is the last of a year.
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates() {
-        let table = [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_199, "2024-02-29T23:59:59Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ];
-        for (seconds, text) in table {
-            assert_eq!(utc(seconds), text);
-        }
-    }
-
-    #[test]
-    fn cpuinfo() {
-        let text =
-            "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: fpu hypervisor\n\nmodel name\t: Other\n";
-        assert_eq!(cpuinfo_field(text, "model name"), Some("Some CPU @ 2.0GHz"));
-        assert_eq!(cpuinfo_field(text, "flags"), Some("fpu hypervisor"));
-        assert_eq!(cpuinfo_field(text, "model"), None);
-    }
 
     #[test]
     fn this_machine_tells_its_kernel_and_cpu() {

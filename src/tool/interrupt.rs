@@ -37,6 +37,21 @@ pub fn catch() {
     }
 }
 
+/// Gives both signals their usual effect again: for work of which no part is of use.
+pub fn release() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: as in `catch`; the default action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as in `catch`.
+        if unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0 || action.sa_sigaction != handler() {
+            continue;
+        }
+        action.sa_sigaction = libc::SIG_DFL;
+        // SAFETY: as in `catch`.
+        unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+    }
+}
+
 /// Whether the user asked for an end.
 #[inline]
 #[must_use]

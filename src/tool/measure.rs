@@ -112,7 +112,23 @@ impl<'a> Sampler<'a> {
         &mut self,
         amount: Amount,
         per_call: Duration,
+        op: impl FnMut() -> Result<()>,
+    ) -> Result<Measured> {
+        self.batched(amount, per_call, op, || ())
+    }
+
+    /// [`Sampler::sustained`] with something to do after each bucket of calls, which is timed as well: the one fence of
+    /// many posted writes.
+    ///
+    /// # Errors
+    ///
+    /// What `op` returns.
+    pub fn batched(
+        &mut self,
+        amount: Amount,
+        per_call: Duration,
         mut op: impl FnMut() -> Result<()>,
+        mut close: impl FnMut(),
     ) -> Result<Measured> {
         let target = amount.calls();
         let bucket = bucket_size(amount, per_call);
@@ -129,6 +145,7 @@ impl<'a> Sampler<'a> {
                     break;
                 }
             }
+            close();
             let stop = self.clock.stop();
             outcome?;
             if stop.cpu == last.cpu {

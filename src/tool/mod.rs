@@ -6,7 +6,9 @@
 //!   go, from theirs
 //! - [`clock`] and [`stats`]: how a time is taken and what becomes of many of them
 //! - [`measure`]: the two timed loops (back to back, one by one)
-//! - [`report`], [`table`], [`output`]: one set of results, three forms, and where they go
+//! - [`method`], [`bench`], [`series`]: the ways of copying, the measurement of one row, a table of them
+//! - [`report`], [`table`], [`plot`], [`output`]: one set of results, its forms, and where they go; [`verdict`]: what they
+//!   amount to
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
 //! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
 //!   [`interrupt`]: Ctrl-C
@@ -15,7 +17,10 @@
 //! - [`pattern`]: data that shows a lost, doubled or misplaced byte
 
 pub mod answer;
+pub mod apiperf;
+pub mod bench;
 pub mod clock;
+pub mod copybw;
 pub mod copylat;
 pub mod cpu;
 pub mod echo;
@@ -26,12 +31,16 @@ pub mod host;
 pub mod interrupt;
 pub mod load;
 pub mod measure;
+pub mod method;
 mod num;
 pub mod output;
 pub mod outputs;
 pub mod pattern;
+pub mod plot;
 pub mod pplat;
 pub mod report;
 pub mod rig;
+pub mod series;
 pub mod stats;
 pub mod table;
+pub mod verdict;

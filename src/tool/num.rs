@@ -14,3 +14,8 @@ pub(crate) fn f64_of(n: u64) -> f64 {
 pub(crate) fn u64_of_f64(x: f64) -> u64 {
     x.round() as u64
 }
+
+/// Rounded, saturating; 0 for NaN.
+pub(crate) fn i32_of_f64(x: f64) -> i32 {
+    x.round() as i32
+}

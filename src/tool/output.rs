@@ -1,13 +1,16 @@
 //! Where results go: standard streams that may be closed at any moment, and files that appear whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::fail::Failure;
 use super::rig::BANNER;
+use crate::sys::num::u64_of;
 
-/// The target of `--json` and `--csv`.
+/// The target of `--json`, `--csv` and `--plot`.
 #[derive(Debug)]
 pub enum Target {
     /// `-`.
@@ -105,14 +108,54 @@ fn draft_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
 }
 
-/// The stream people read: standard output, or standard error where standard output carries a report.
+/// The stream people read: standard output, or standard error where standard output carries a report. A terminal also
+/// gets a progress bar on standard error. It is drawn between two measurements, by the thread that measures: nothing runs
+/// beside them.
 #[derive(Debug)]
 pub struct Screen {
     to_stderr: bool,
     is_optional: bool,
+    bar: ProgressBar,
 }
 
 impl Screen {
+    /// The stream for a run that makes these reports.
+    pub fn beside<'a>(reports: impl Iterator<Item = &'a Target> + Clone) -> Self {
+        Self {
+            to_stderr: reports.clone().any(Target::is_stdout),
+            is_optional: reports.count() > 0,
+            bar: ProgressBar::hidden(),
+        }
+    }
+
+    /// Shows a bar for so many steps, if standard error is a terminal.
+    pub fn begin(&self, steps: usize) {
+        if io::stderr().is_terminal()
+            && let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg} (Ctrl-C: report what there is)")
+        {
+            self.bar.set_style(style);
+            self.bar.set_length(u64_of(steps));
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+    }
+
+    /// Says what is being measured.
+    pub fn doing(&self, what: &str) {
+        if !self.bar.is_hidden() {
+            self.bar.set_message(what.to_owned());
+        }
+    }
+
+    /// A step is done.
+    pub fn done(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Takes the bar away.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
     /// Says above a table that its figures are those of no GPU, if so.
     ///
     /// # Errors
@@ -122,18 +165,16 @@ impl Screen {
         if is_emulated { self.line(BANNER) } else { Ok(()) }
     }
 
-    /// The stream for a run that makes these reports.
-    pub fn beside<'a>(reports: impl Iterator<Item = &'a Target> + Clone) -> Self {
-        Self { to_stderr: reports.clone().any(Target::is_stdout), is_optional: reports.count() > 0 }
-    }
-
     /// Prints one line at once.
     ///
     /// # Errors
     ///
     /// The stream cannot be written. That its reader is gone is none as long as there is a report to make.
     pub fn line(&self, line: &str) -> Result<(), Failure> {
-        let line = format!("{line}\n");
+        self.bar.suspend(|| self.print(&format!("{line}\n")))
+    }
+
+    fn print(&self, line: &str) -> Result<(), Failure> {
         if self.to_stderr {
             // A lost progress line is no reason to lose the report.
             let _ = io::stderr().write_all(line.as_bytes());
@@ -144,6 +185,12 @@ impl Screen {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe && self.is_optional => Ok(()),
             other => other.map_err(|error| Failure::write("standard output", &error)),
         }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

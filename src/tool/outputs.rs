@@ -20,6 +20,18 @@ pub struct Outputs {
     /// Write the results as CSV, with - to standard output
     #[arg(long, value_name = "FILE|-")]
     pub csv: Option<PathBuf>,
+
+    /// No progress bar, which otherwise a terminal gets
+    #[arg(long)]
+    pub no_progress: bool,
+}
+
+/// The picture, for programs whose results make one.
+#[derive(Args, Debug, Clone, Default)]
+pub struct PlotFlag {
+    /// Draw the results against the size, as SVG; with - to standard output
+    #[arg(long, value_name = "FILE.svg|-")]
+    pub plot: Option<PathBuf>,
 }
 
 /// The targets of a run, checked before anything is measured.
@@ -27,8 +39,10 @@ pub struct Outputs {
 pub struct Sinks {
     json: Option<Target>,
     csv: Option<Target>,
+    plot: Option<Target>,
     /// What people read.
     pub screen: Screen,
+    show_progress: bool,
 }
 
 impl Outputs {
@@ -36,33 +50,61 @@ impl Outputs {
     ///
     /// # Errors
     ///
-    /// Both are `-`.
+    /// More than one of the targets is `-`.
     pub fn check(&self) -> Result<(), Failure> {
-        let is_stdout = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| path.as_os_str() == "-");
-        if is_stdout(&self.json) && is_stdout(&self.csv) {
-            return Err(Failure::usage(
-                "--json - and --csv - would mix on standard output; name a file for one of them",
-            ));
+        self.check_with(&PlotFlag::default())
+    }
+
+    /// [`Outputs::check`] for a program that draws.
+    ///
+    /// # Errors
+    ///
+    /// As [`Outputs::check`].
+    pub fn check_with(&self, plot: &PlotFlag) -> Result<(), Failure> {
+        let named = [("--json", &self.json), ("--csv", &self.csv), ("--plot", &plot.plot)];
+        let on_stdout = |(flag, path): &(&'static str, &Option<PathBuf>)| {
+            path.as_ref().is_some_and(|path| path.as_os_str() == "-").then_some(*flag)
+        };
+        match named.iter().filter_map(on_stdout).collect::<Vec<_>>()[..] {
+            [first, second, ..] => Err(Failure::usage(format!(
+                "{first} - and {second} - would mix on standard output; name a file for one of them"
+            ))),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Opens every target; files that are there stay as they are until there is a result.
     ///
     /// # Errors
     ///
-    /// One cannot be written, or both are `-`.
+    /// One cannot be written, or more than one is `-`.
     pub fn open(&self) -> Result<Sinks, Failure> {
-        self.check()?;
+        self.open_with(&PlotFlag::default())
+    }
+
+    /// [`Outputs::open`] for a program that draws.
+    ///
+    /// # Errors
+    ///
+    /// As [`Outputs::open`].
+    pub fn open_with(&self, plot: &PlotFlag) -> Result<Sinks, Failure> {
+        self.check_with(plot)?;
         let open = |path: &Option<PathBuf>| path.as_deref().map(Target::open).transpose();
-        let (json, csv) = (open(&self.json)?, open(&self.csv)?);
-        let screen = Screen::beside(json.iter().chain(&csv));
-        Ok(Sinks { json, csv, screen })
+        let (json, csv, plot) = (open(&self.json)?, open(&self.csv)?, open(&plot.plot)?);
+        let screen = Screen::beside(json.iter().chain(&csv).chain(&plot));
+        Ok(Sinks { json, csv, plot, screen, show_progress: !self.no_progress })
     }
 }
 
 impl Sinks {
-    /// Writes what was asked for.
+    /// A progress bar for so many steps, where one is wanted and can be seen.
+    pub fn begin(&self, steps: usize) {
+        if self.show_progress {
+            self.screen.begin(steps);
+        }
+    }
+
+    /// Writes what was asked for. After [`Sinks::draw`], where there is something to draw.
     ///
     /// # Errors
     ///
@@ -75,5 +117,17 @@ impl Sinks {
             target.write(&report.to_csv())?;
         }
         Ok(())
+    }
+
+    /// Writes the picture, if one was asked for.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to draw, or the target cannot be written.
+    pub fn draw(&mut self, picture: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        match self.plot.take() {
+            Some(target) => target.write(&picture()?),
+            None => Ok(()),
+        }
     }
 }

@@ -111,7 +111,8 @@ pub enum Metric {
     Drained,
     /// One call at a time, from an idle core, until it has returned.
     Single,
-    /// Half of a round trip to a kernel that echoes what it sees.
+    /// One write, until a kernel that polls has seen the flag behind it: the time to its answer, less half of a bare
+    /// flag's round trip for the answer's way.
     GpuVisible,
     /// A round trip to a kernel.
     Rtt,
@@ -131,6 +132,15 @@ impl Metric {
             Self::GpuVisible => "gpu_visible",
             Self::Rtt => "rtt",
             Self::Call => "call",
+        }
+    }
+
+    /// As above a column of a table, in at most nine characters.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::GpuVisible => "visible",
+            _ => self.name(),
         }
     }
 }
@@ -180,6 +190,14 @@ impl Figures {
         Self { mean_ns, iterations: measured.calls, ..Self::new(&measured.samples) }
     }
 
+    /// Each less so many nanoseconds, but no less than none.
+    pub(crate) fn deduct(&mut self, ns: f64) {
+        for figure in [&mut self.min_ns, &mut self.p50_ns, &mut self.p99_ns, &mut self.p999_ns, &mut self.max_ns] {
+            // Tenths, as all of them are.
+            *figure = ((*figure - ns).max(0.0) * 10.0).round() / 10.0;
+        }
+    }
+
     /// The one figure that stands for all: time over calls where there is one, else the median.
     #[must_use]
     pub fn typical_ns(&self) -> f64 {
@@ -212,6 +230,9 @@ pub struct Entry {
     pub figures: Figures,
     /// After the timed copies the bytes on the far side were compared, and those next to them.
     pub verified: bool,
+    /// Threads that share a copy; of method `parallel` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
 }
 
 /// Where a set of figures belongs.
@@ -225,6 +246,8 @@ pub struct Place {
     pub bytes: u64,
     /// Offset of the copy from the start of the device buffer.
     pub offset: u64,
+    /// Threads that share it, where that is the method.
+    pub threads: Option<usize>,
 }
 
 impl Entry {
@@ -235,18 +258,29 @@ impl Entry {
             Metric::Sustained => Figures::with_mean(measured),
             _ => Figures::new(&measured.samples),
         };
-        let Place { direction, method, bytes, offset } = place;
-        Self { direction, method, metric, bytes, offset, figures, verified }
+        let Place { direction, method, bytes, offset, threads } = place;
+        Self { direction, method, metric, bytes, offset, figures, verified, threads }
+    }
+
+    /// The method as a table has it: `parallel-4` for four threads.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match self.threads {
+            Some(threads) => format!("{}-{threads}", self.method),
+            None => self.method.to_owned(),
+        }
     }
 }
 
 impl Record for Entry {
-    const COLUMNS: &'static [&'static str] = &["direction", "method", "metric", "bytes", "offset", "verified"];
+    const COLUMNS: &'static [&'static str] =
+        &["direction", "method", "threads", "metric", "bytes", "offset", "verified"];
 
     fn fields(&self) -> Vec<String> {
         vec![
             self.direction.name().to_owned(),
             self.method.to_owned(),
+            self.threads.map_or_else(String::new, |threads| threads.to_string()),
             self.metric.name().to_owned(),
             self.bytes.to_string(),
             self.offset.to_string(),
@@ -383,7 +417,7 @@ pub(crate) mod tests {
         let mut samples = Samples::new();
         samples.record(ns * 1000);
         let measured = Measured { samples, calls: 100, mean_ps: ns * 1000 };
-        Entry::new(Place { direction, method, bytes, offset: 0 }, metric, &measured, true)
+        Entry::new(Place { direction, method, bytes, offset: 0, threads: None }, metric, &measured, true)
     }
 
     pub(crate) fn report() -> Report {
@@ -425,9 +459,9 @@ pub(crate) mod tests {
         let csv = report().to_csv();
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert!(lines[0].starts_with("direction,method,metric,bytes,offset,verified,min_ns,"));
-        assert!(lines[1].starts_with("h2d,bar1,sustained,64,0,true,175,175,175,175,175,175,100,gdrcopy_copylat,"));
-        assert!(lines[2].starts_with("d2h,bar1,single,64,0,true,1050,1050,1050,1050,1050,,1,gdrcopy_copylat,"));
+        assert!(lines[0].starts_with("direction,method,threads,metric,bytes,offset,verified,min_ns,"));
+        assert!(lines[1].starts_with("h2d,bar1,,sustained,64,0,true,175,175,175,175,175,175,100,gdrcopy_copylat,"));
+        assert!(lines[2].starts_with("d2h,bar1,,single,64,0,true,1050,1050,1050,1050,1050,,1,gdrcopy_copylat,"));
         assert!(lines[1].contains("\"Some, \"\"CPU\"\"\""));
         // The one quoted field has one comma in it.
         let commas = |line: &str| line.matches(',').count();

@@ -280,6 +280,16 @@ pub fn map<'a>(pinned: &Pinned<'a>, wanted: WantedType) -> Result<Mapping<'a>, F
     })
 }
 
+/// Moves this thread to the CPU where [`settle_on_cpu`] will keep it, and leaves it free: threads that are started now can
+/// find other CPUs, those that are started later cannot.
+pub fn approach(common: &Common, gpu: &GpuInfo) {
+    let local = gpu.pci.and_then(|pci| host::local_cpus(&pci.to_string()));
+    if let Some(cpu) = common.cpu.or_else(|| host::preferred_cpu(local.as_ref())) {
+        // What is wrong with that CPU is reported when the thread is to stay there.
+        let _ = cpu::visit(cpu);
+    }
+}
+
 /// Keeps this thread on the CPU asked for, or on one next to the GPU. Threads that CUDA started before stay free to run
 /// elsewhere.
 ///

@@ -31,6 +31,11 @@ thread_local! {
     static TRAPPED: Cell<Trapped> = const { Cell::new(Trapped { calls: 0, last: None }) };
 }
 
+/// System calls of this thread that were trapped so far.
+pub fn calls_trapped() -> usize {
+    TRAPPED.get().calls
+}
+
 /// Notes the call and lets it fail with ENOSYS.
 extern "C" fn on_trap(_signal: c_int, _info: *mut siginfo_t, context: *mut c_void) {
     const RAX: usize = 13;

@@ -143,13 +143,12 @@ extern "C" __global__ void order(const Order a)
     if (lane == 0)
         store_u64(counts, 1);
     for (u32 look = 1;; look++) {
+        if (look % LOOK_EVERY == 0 && is_over(a.stop, started, a.limit_ns))
+            break;
         u64 flag = a.acquire ? acquire_u64(flag_at) : load_u64(flag_at);
         // Lanes may differ for a moment: all must have seen it.
-        if (!__all_sync(WHOLE_WARP, flag != last)) {
-            if (look % LOOK_EVERY == 0 && is_over(a.stop, started, a.limit_ns))
-                break;
+        if (!__all_sync(WHOLE_WARP, flag != last))
             continue;
-        }
         if (!a.acquire)
             fence_sys();
         u32 round = (u32)flag, size = (u32)(flag >> 32) & 0xffff, offset = (u32)(flag >> 48);

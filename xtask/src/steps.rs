@@ -38,9 +38,9 @@ pub(crate) const ALL: &[Step] = &[
         run: ptx::check,
     },
     Step {
-        name: "copylat smoke",
-        about: "gdrcopy_copylat on the emulated backend, its JSON checked",
-        run: copylat_smoke,
+        name: "tools smoke",
+        about: "the measuring programs as released, on the emulated backend, their JSON checked",
+        run: tools_smoke,
     },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
@@ -221,27 +221,53 @@ fn crate_names(tree: &str) -> BTreeSet<String> {
     tree.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-fn copylat_smoke(log: &mut Log, _: &Workspace) -> Outcome {
-    let build = ["run", "--locked", "--release", "--features", "tools", "--bin", "gdrcopy_copylat"];
-    let tool = ["--", "-s", "4096", "-w", "100", "-r", "20", "--json", "-"];
-    let mut smoke = cargo(build.into_iter().chain(tool));
-    smoke.env("GDRCOPY_BACKEND", "emulated");
-    let output = capture(log, smoke)?;
-    let results = check_report(&output)?;
-    log.keep(format!("{results} results, all verified"));
+/// The programs whose report has `results`, and flags of a short run.
+const MEASURING: [(&str, &[&str]); 4] = [
+    ("gdrcopy_copylat", &["-s", "4096", "-w", "100", "-r", "20"]),
+    ("gdrcopy_copybw", &["-l", "-w", "100", "-r", "20"]),
+    ("gdrcopy_apiperf", &["-s", "131072", "-n", "20"]),
+    ("gdrcopy_pplat", &["-t", "200"]),
+];
+
+fn tools_smoke(log: &mut Log, _: &Workspace) -> Outcome {
+    for (tool, flags) in MEASURING {
+        let build = ["run", "--locked", "--release", "--features", "tools", "--bin", tool, "--"];
+        let mut smoke = cargo(build.into_iter().chain(flags.iter().copied()).chain(["--json", "-"]));
+        smoke.env("GDRCOPY_BACKEND", "emulated");
+        let output = capture(log, smoke)?;
+        let results = check_report(&output, tool).map_err(|error| format!("{tool}: {error}"))?;
+        log.keep(format!("{tool}: {results} results, all checked"));
+    }
     Ok(Verdict::Passed)
 }
 
-/// Checks a tool's JSON: nothing else on standard output, the schema we know, every result verified, both directions.
-fn check_report(output: &str) -> Result<usize, String> {
+/// Checks a tool's JSON: nothing else on standard output, the schema we know, figures in order; every copy verified and
+/// both directions there, or every call named.
+fn check_report(output: &str, tool: &str) -> Result<usize, String> {
     let report: Value =
         serde_json::from_str(output).map_err(|error| format!("standard output is not JSON: {error}"))?;
-    if report["schema"] != 1 {
-        return Err(format!("`schema` is {}, not 1", report["schema"]));
+    if report["schema"] != 1 || report["tool"] != tool {
+        return Err(format!("`schema` is {}, not 1, or `tool` is not it: {}", report["schema"], report["tool"]));
     }
-    let results = report["results"].as_array().ok_or("`results` is not a list")?;
+    let results = report["results"].as_array().filter(|list| !list.is_empty()).ok_or("`results` is no full list")?;
+    let ns = |result: &Value, name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+    let is_ordered =
+        |result: &&Value| ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| ns(result, name)).is_sorted();
+    if let Some(result) = results.iter().find(|result| !is_ordered(result)) {
+        return Err(format!("figures are missing or in disorder: {result}"));
+    }
+    if results.iter().any(|result| result["op"].is_string()) {
+        return match results.iter().find(|result| !result["op"].is_string()) {
+            Some(result) => Err(format!("a call has no name: {result}")),
+            None => Ok(results.len()),
+        };
+    }
     if let Some(result) = results.iter().find(|result| result["verified"] != true) {
         return Err(format!("a result is not verified: {result}"));
+    }
+    // A round trip goes both ways.
+    if results.iter().all(|result| result["metric"] == "rtt") {
+        return Ok(results.len());
     }
     for direction in ["h2d", "d2h"] {
         if results.iter().all(|result| result["direction"] != direction) {
@@ -284,22 +310,36 @@ mod tests {
     }
 
     #[test]
-    fn a_report_must_be_json_alone_and_verified_in_both_directions() {
-        let report = |schema: u32, directions: &[(&str, bool)]| {
-            let results: Vec<Value> = directions
-                .iter()
-                .map(|(direction, verified)| serde_json::json!({"direction": direction, "verified": verified}))
-                .collect();
-            serde_json::json!({"schema": schema, "results": results}).to_string()
+    fn a_report_must_be_json_alone_ordered_and_verified_in_both_directions() {
+        const TOOL: &str = "gdrcopy_copylat";
+        let figures = |more: Value| {
+            let mut result = serde_json::json!({"min_ns": 1, "p50_ns": 2.5, "p99_ns": 3, "p999_ns": 3, "max_ns": 4});
+            result.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            result
         };
-        let good = report(1, &[("h2d", true), ("d2h", true)]);
-        assert_eq!(check_report(&good), Ok(2));
-        assert!(check_report(&format!("{good}\ndone")).is_err());
-        assert!(check_report("").is_err());
-        assert!(check_report(&report(2, &[("h2d", true), ("d2h", true)])).is_err());
-        assert!(check_report(&report(1, &[("h2d", true), ("d2h", false)])).is_err());
-        assert!(check_report(&report(1, &[("h2d", true)])).is_err());
-        assert!(check_report(&report(1, &[])).is_err());
-        assert!(check_report(r#"{"schema":1,"results":[{"direction":"h2d"}]}"#).is_err());
+        let of = |schema: u32, results: Vec<Value>| {
+            serde_json::json!({"schema": schema, "tool": TOOL, "results": results}).to_string()
+        };
+        let copy = |direction: &str, verified: bool| {
+            figures(serde_json::json!({"direction": direction, "verified": verified}))
+        };
+        let good = of(1, vec![copy("h2d", true), copy("d2h", true)]);
+        assert_eq!(check_report(&good, TOOL), Ok(2));
+        assert!(check_report(&good, "gdrcopy_copybw").is_err());
+        assert!(check_report(&format!("{good}\ndone"), TOOL).is_err());
+        for bad in [
+            String::new(),
+            of(2, vec![copy("h2d", true), copy("d2h", true)]),
+            of(1, vec![copy("h2d", true), copy("d2h", false)]),
+            of(1, vec![copy("h2d", true)]),
+            of(1, vec![]),
+            of(1, vec![figures(serde_json::json!({"direction": "h2d"}))]),
+            of(1, vec![figures(serde_json::json!({"op": "pin"})), copy("h2d", true)]),
+            of(1, vec![figures(serde_json::json!({"op": "pin", "max_ns": 1}))]),
+            of(1, vec![serde_json::json!({"op": "pin"})]),
+        ] {
+            assert!(check_report(&bad, TOOL).is_err(), "{bad}");
+        }
+        assert_eq!(check_report(&of(1, vec![figures(serde_json::json!({"op": "pin"}))]), TOOL), Ok(1));
     }
 }

@@ -1,26 +1,25 @@
 //! The command line of `gdrcopy_copylat`, and the plan it amounts to.
 
-use std::time::Duration;
+use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use crate::sys::num::{u64_of, usize_of};
+use crate::sys::num::usize_of;
+use crate::tool::bench::{Loops, Terms};
 use crate::tool::fail::Failure;
 use crate::tool::flags::{self, MAX_VALUES, Values, size_in_words};
-use crate::tool::measure::Amount;
-use crate::tool::outputs::Outputs;
-use crate::tool::report::Direction;
+use crate::tool::outputs::{Outputs, PlotFlag};
 use crate::tool::rig::Common;
 
 const DEFAULT_BUFFER: u64 = 16 << 20;
-const DEFAULT_WRITES: u64 = 10_000;
-const DEFAULT_READS: u64 = 100;
 
 /// Times copies between host and GPU memory, from 1 byte up to the size of the buffer.
 ///
-/// A write counts as done when its SFENCE has retired, not when the GPU has it; a read when its
-/// bytes are in host memory. All times are per call: "sustained" back to back, the others for one
-/// call at a time. Every row ends with a comparison of the bytes copied.
+/// All times are per call. "sustained": calls back to back; "issue": one write until it returns;
+/// "drained": one write until MFENCE finds the core's write-combining buffers empty, not until the
+/// GPU has it; "single": one read until its bytes are in host memory. Every row ends with a
+/// comparison of the bytes copied. A tail says something about a copy where it is longer than that
+/// of the hiccups: the same loop around nothing.
 #[derive(Parser, Debug, Clone)]
 #[command(name = super::TOOL, version, verbatim_doc_comment)]
 pub(super) struct Args {
@@ -31,19 +30,19 @@ pub(super) struct Args {
     #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes)]
     pub(super) buffer: Option<u64>,
 
-    /// Writes per size, 0 for none [default: 10000, or what fits in the time]
+    /// Writes per size, 0 for none [default: 100000, or what fits in the time]
     ///
     /// A count given here is exact, however long it takes.
     #[arg(short = 'w', value_name = "N")]
     pub(super) writes: Option<u64>,
 
-    /// Reads per size, 0 for none [default: 100, or what fits in the time]
+    /// Reads per size, 0 for none [default: 10000, or what fits in the time]
     ///
     /// A count given here is exact, however long it takes.
     #[arg(short = 'r', value_name = "N")]
     pub(super) reads: Option<u64>,
 
-    /// Also time cuMemcpy, from and to page-locked host memory
+    /// Also time cuMemcpy, page-locked and pageable host memory
     #[arg(short = 'c')]
     pub(super) cuda: bool,
 
@@ -65,18 +64,33 @@ pub(super) struct Args {
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::offsets)]
     pub(super) offsets: Option<Values>,
 
+    /// Leave out when the GPU sees a write: no kernel is launched
+    #[arg(long)]
+    pub(super) no_echo: bool,
+
+    /// Measure all ways of copying and write the best as a policy, instead
+    ///
+    /// Sizes from 64 bytes up to -s, 4 MiB by default. GDRCOPY_POLICY=FILE puts the policy in force.
+    #[arg(long, value_name = "FILE|-", conflicts_with_all = [
+        "writes", "reads", "cuda", "cold", "compare", "copy", "sizes", "offsets", "no_verify", "no_echo", "allocator", "mapping_type", "json", "csv", "plot",
+    ])]
+    pub(super) calibrate: Option<PathBuf>,
+
     /// Do not compare the bytes after the timed copies
     #[arg(long)]
     pub(super) no_verify: bool,
 
     #[command(flatten)]
     pub(super) outputs: Outputs,
+
+    #[command(flatten)]
+    pub(super) plot: PlotFlag,
 }
 
 /// What else to time.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compare {
-    /// Synchronous cuMemcpy, page-locked host memory.
+    /// Synchronous cuMemcpy, page-locked and pageable host memory.
     Cuda,
 }
 
@@ -89,11 +103,10 @@ pub(super) struct Plan {
     pub(super) places: Vec<(usize, usize)>,
     /// The offset varies, or is not 0.
     pub(super) has_offsets: bool,
-    writes: Option<u64>,
-    reads: Option<u64>,
+    /// Compare with cuMemcpy.
     pub(super) cuda: bool,
-    pub(super) cold: bool,
-    pub(super) verify: bool,
+    /// How each row is measured.
+    pub(super) terms: Terms,
 }
 
 impl Plan {
@@ -123,83 +136,24 @@ impl Plan {
                 "{cells} pairs of size and offset are too many; name at most {MAX_VALUES}"
             )));
         }
-        if args.writes == Some(0) && args.reads == Some(0) {
-            return Err(Failure::usage("-w 0 and -r 0 leave nothing to measure; give one of them a count"));
-        }
-        args.outputs.check()?;
+        let terms = Terms {
+            writes: args.writes,
+            reads: args.reads,
+            loops: if args.cold { Loops::Cold } else { Loops::All },
+            verify: !args.no_verify,
+            largest: usize_of(sizes.largest()),
+        };
+        terms.check()?;
+        args.outputs.check_with(&args.plot)?;
         let places =
             offsets.0.iter().flat_map(|&offset| sizes.0.iter().map(move |&size| (usize_of(offset), usize_of(size))));
         Ok(Self {
             buffer: usize_of(args.buffer.unwrap_or_else(|| end.max(DEFAULT_BUFFER))),
             places: places.collect(),
             has_offsets: offsets.0 != [0],
-            writes: args.writes,
-            reads: args.reads,
             cuda: args.cuda || args.compare == Some(Compare::Cuda),
-            cold: args.cold,
-            verify: !args.no_verify,
+            terms,
         })
-    }
-
-    /// The largest copy.
-    pub(super) fn largest(&self) -> usize {
-        self.places.iter().map(|&(_, size)| size).max().unwrap_or(0)
-    }
-
-    /// The directions to measure: `-w 0` and `-r 0` leave one out.
-    pub(super) fn directions(&self) -> impl Iterator<Item = Direction> + use<> {
-        let (writes, reads) = (self.writes != Some(0), self.reads != Some(0));
-        [(Direction::HostToDevice, writes), (Direction::DeviceToHost, reads)]
-            .into_iter()
-            .filter_map(|(direction, wanted)| wanted.then_some(direction))
-    }
-
-    /// How many loops a cell is made of: sustained and single, or single alone.
-    pub(super) fn loops(&self) -> u32 {
-        if self.cold { 1 } else { 2 }
-    }
-
-    /// How many copies to make in one of a cell's loops, which may take `time`.
-    pub(super) fn amount(&self, direction: Direction, time: Duration) -> Amount {
-        let (exact, usual) = match direction {
-            Direction::HostToDevice => (self.writes, DEFAULT_WRITES),
-            Direction::DeviceToHost => (self.reads, DEFAULT_READS),
-        };
-        exact.map_or(Amount::UpTo(usual, time), Amount::Exactly)
-    }
-
-    /// What a row is made of, in words; it may take `row`.
-    pub(super) fn in_words(&self, row: Duration) -> [String; 2] {
-        let mut is_timed = false;
-        let counts = self.directions().map(|direction| {
-            let what = match direction {
-                Direction::HostToDevice => "writes",
-                Direction::DeviceToHost => "reads",
-            };
-            match self.amount(direction, row) {
-                Amount::Exactly(n) => format!("exactly {n} {what}"),
-                Amount::UpTo(n, _) => {
-                    is_timed = true;
-                    format!("up to {n} {what}")
-                }
-            }
-        });
-        let counts = counts.collect::<Vec<_>>().join(" or ");
-        let limit = if is_timed { format!(" in {} (20 at least)", time_in_words(row)) } else { String::new() };
-        let columns = if self.cold {
-            "all one at a time, caches cold"
-        } else {
-            "sustained: back to back, time over calls; the others: one at a time"
-        };
-        let verified = if self.verify { "data compared" } else { "data NOT compared" };
-        [format!("{counts}{limit}; {verified}"), columns.to_owned()]
-    }
-}
-
-fn time_in_words(time: Duration) -> String {
-    match time.as_micros() {
-        us if us < 10_000 => format!("{us} us"),
-        _ => format!("{} ms", time.as_millis()),
     }
 }
 
@@ -210,13 +164,16 @@ fn past_the_end(sizes: &Values, offsets: &Values, buffer: u64, sizes_named: bool
         "a copy of {}{at} reaches past the end of the buffer of {}; make the buffer larger with -s {}",
         size_in_words(smallest),
         size_in_words(buffer),
-        u64_of(usize_of(smallest)) + offsets.largest(),
+        smallest + offsets.largest(),
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tool::measure::Amount;
+    use crate::tool::report::Direction;
+    use std::time::Duration;
 
     fn plan(line: &str) -> Result<Plan, String> {
         let args = std::iter::once("copylat").chain(line.split_whitespace());
@@ -227,20 +184,20 @@ mod tests {
     #[test]
     fn upstream_defaults() {
         let plan = plan("").unwrap();
-        assert_eq!((plan.buffer, plan.places.len(), plan.largest()), (16 << 20, 25, 16 << 20));
-        assert!(!plan.has_offsets && !plan.cuda && !plan.cold && plan.verify);
+        assert_eq!((plan.buffer, plan.places.len(), plan.terms.largest), (16 << 20, 25, 16 << 20));
+        assert!(!plan.has_offsets && !plan.cuda && plan.terms.loops == Loops::All && plan.terms.verify);
         let time = Duration::from_millis(75);
-        assert!(matches!(plan.amount(Direction::HostToDevice, time), Amount::UpTo(10_000, t) if t == time));
-        assert!(matches!(plan.amount(Direction::DeviceToHost, time), Amount::UpTo(100, _)));
+        assert!(matches!(plan.terms.amount(Direction::HostToDevice, time), Amount::UpTo(100_000, t) if t == time));
+        assert!(matches!(plan.terms.amount(Direction::DeviceToHost, time), Amount::UpTo(10_000, _)));
     }
 
     #[test]
     fn upstream_flags() {
         let plan = plan("-d 1 -a cuMemCreate -M wc -s 1000 -w 50 -r 0 -c -C").unwrap();
-        assert_eq!((plan.buffer, plan.largest()), (1000, 512));
-        assert!(plan.cuda && plan.cold);
-        assert!(matches!(plan.amount(Direction::HostToDevice, Duration::ZERO), Amount::Exactly(50)));
-        assert_eq!(plan.directions().collect::<Vec<_>>(), [Direction::HostToDevice]);
+        assert_eq!((plan.buffer, plan.terms.largest), (1000, 512));
+        assert!(plan.cuda && plan.terms.loops == Loops::Cold);
+        assert!(matches!(plan.terms.amount(Direction::HostToDevice, Duration::ZERO), Amount::Exactly(50)));
+        assert_eq!(plan.terms.directions().collect::<Vec<_>>(), [Direction::HostToDevice]);
     }
 
     #[test]
@@ -249,7 +206,7 @@ mod tests {
         assert_eq!(plan("--sizes 64 --offsets 1").unwrap().buffer, 16 << 20);
         // Only the sizes the user did not name give way.
         let fitted = plan("-s 64K --offsets 0,1").unwrap();
-        assert_eq!((fitted.buffer, fitted.largest(), fitted.places.len()), (65_536, 32_768, 32));
+        assert_eq!((fitted.buffer, fitted.terms.largest, fitted.places.len()), (65_536, 32_768, 32));
     }
 
     #[test]
@@ -300,19 +257,5 @@ mod tests {
             let error = plan(line).unwrap_err();
             assert!(error.contains(why), "{line}: {error}");
         }
-    }
-
-    #[test]
-    fn the_plan_in_words() {
-        let row = Duration::from_millis(150);
-        let [counts, columns] = plan("").unwrap().in_words(row);
-        assert_eq!(counts, "up to 10000 writes or up to 100 reads in 150 ms (20 at least); data compared");
-        assert!(columns.starts_with("sustained: back to back"));
-        assert!(plan("").unwrap().in_words(row / 200)[0].contains("in 750 us (20 at least)"));
-        let [counts, columns] = plan("-w 5 -r 6 -C --no-verify").unwrap().in_words(row);
-        assert_eq!(counts, "exactly 5 writes or exactly 6 reads; data NOT compared");
-        assert!(columns.contains("cold"));
-        assert!(plan("-w 5 -r 0").unwrap().in_words(row)[0].starts_with("exactly 5 writes; "));
-        assert!(plan("-w 5").unwrap().in_words(row)[0].starts_with("exactly 5 writes or up to 100 reads in 150 ms"));
     }
 }

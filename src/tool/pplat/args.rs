@@ -10,7 +10,7 @@ use crate::tool::exchange::bytes_of;
 use crate::tool::fail::Failure;
 use crate::tool::flags::{self, Values, size_in_words};
 use crate::tool::measure::Amount;
-use crate::tool::outputs::Outputs;
+use crate::tool::outputs::{Outputs, PlotFlag};
 use crate::tool::rig::Common;
 
 /// Rounds of a row, unless the user names another number, and the time for them.
@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     sizes: Option<Values>,
 
-    /// CUDA blocks; a round takes a message to and an answer from each
+    /// CUDA blocks; a round is a message to each and its answer
     #[arg(short = 'B', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     blocks: u32,
 
@@ -85,6 +85,9 @@ pub(super) struct Args {
 
     #[command(flatten)]
     pub(super) outputs: Outputs,
+
+    #[command(flatten)]
+    pub(super) plot: PlotFlag,
 }
 
 /// Modes as `-m` takes them.
@@ -162,7 +165,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Puts modes, sizes and places together.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
-        args.outputs.check()?;
+        args.outputs.check_with(&args.plot)?;
         let sizes = match (args.size, &args.sizes) {
             (Some(size), _) => vec![size],
             (None, Some(sizes)) => sizes.0.clone(),

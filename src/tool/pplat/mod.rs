@@ -16,12 +16,13 @@ use super::fail::{self, Failure};
 use super::load::Load;
 use super::measure::Amount;
 use super::num::u64_of_f64;
-use super::outputs::Sinks;
+use super::output::Screen;
 use super::report::Report;
 use super::rig::{self, Rig};
 use crate::mapping::Mapping;
 
 mod args;
+mod picture;
 mod row;
 
 const TOOL: &str = "gdrcopy_pplat";
@@ -36,16 +37,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(args)?;
-    let sinks = args.outputs.open()?;
-    let ends: Vec<usize> = plan
-        .areas
-        .iter()
-        .scan(0, |end, bytes| {
-            *end += bytes.next_multiple_of(AREA);
-            Some(*end)
-        })
-        .collect();
-    let &[data_at, answers_at, bytes] = &ends[..] else { unreachable!("three areas have three ends") };
+    let mut sinks = args.outputs.open_with(&args.plot)?;
+    let [flags, data, answers] = plan.areas.map(|bytes| bytes.next_multiple_of(AREA));
+    let (data_at, answers_at, bytes) = (flags, flags + data, flags + data + answers);
 
     let rig = Rig::new(TOOL, &args.common, bytes)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -78,14 +72,20 @@ fn run(args: &Args) -> Result<(), Failure> {
         is_emulated: rig.is_emulated(),
         clock: &clock,
     };
-    let outcome = bench.run(&sinks, &mut report);
+    // One step more: the host alone.
+    sinks.begin(plan.rows.len() + 1);
+    let outcome = bench.run(&sinks.screen, &mut report);
     report.partial = fail::is_partial(&outcome);
-    if report.partial {
-        sinks.write(&report)?;
-        return outcome;
+    if !report.partial {
+        outcome?;
     }
-    outcome?;
+    if !report.results.is_empty() {
+        sinks.draw(|| picture::draw(&report))?;
+    }
     sinks.write(&report)?;
+    if report.partial {
+        return Err(Failure::Interrupted);
+    }
     let wrong: u64 = report.results.iter().map(|ping| ping.wrong_messages).sum();
     if wrong > 0 {
         return Err(Failure::run(format!(
@@ -110,8 +110,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn run(&self, sinks: &Sinks, report: &mut Report<Ping>) -> Result<(), Failure> {
-        let screen = &sinks.screen;
+    fn run(&self, screen: &Screen, report: &mut Report<Ping>) -> Result<(), Failure> {
         let mut header = report.header();
         header.push(format!("Rows      {}", self.plan.in_words()));
         if self.load.is_some() {
@@ -123,14 +122,18 @@ impl Bench<'_> {
         screen.line("Round trips: a message from CPU to GPU, 4 bytes back")?;
         row::titles().iter().try_for_each(|line| screen.line(line))?;
         for row in &self.plan.rows {
+            screen.doing(&format!("{} {} {} B", row.method(), row.shape.mode.name(), row.shape.bytes));
             let ping = self.row(row)?;
             screen.line(&row::line(&ping))?;
+            screen.done();
             report.results.push(ping);
         }
         if let Some(first) = report.results.first() {
+            screen.doing("the host alone");
             let alone = row::host_alone(self.clock, self.plan.amount, first.figures.p50_ns)?;
             screen.line(&row::host_line(&alone))?;
             report.hiccups = Some(alone);
+            screen.done();
         }
         closing(&report.results, self.is_emulated).iter().try_for_each(|line| screen.line(line))
     }

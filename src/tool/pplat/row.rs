@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::args::{Memory, Row};
+use crate::sys::num::u64_of;
+use crate::tool::answer::Mode;
 use crate::tool::clock::Clock;
 use crate::tool::cpu;
 use crate::tool::exchange::{Exchange, Outcome};
@@ -58,9 +60,9 @@ impl Ping {
             mode: shape.mode.name(),
             method: row.method(),
             metric: Metric::Rtt,
-            payload_bytes: crate::sys::num::u64_of(shape.bytes),
-            data_bytes: crate::sys::num::u64_of(shape.data_bytes()),
-            blocks: crate::sys::num::u64_of(shape.blocks),
+            payload_bytes: u64_of(shape.bytes),
+            data_bytes: u64_of(shape.data_bytes()),
+            blocks: u64_of(shape.blocks),
             threads: shape.threads,
             flag_in: at.flag.name(),
             data_in: at.data.name(),
@@ -81,6 +83,16 @@ impl Ping {
 
     pub(super) fn is_rival(&self) -> bool {
         self.method == "host_flag"
+    }
+
+    /// Bytes of a message.
+    pub(super) fn bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    /// Whether it is of this kind.
+    pub(super) fn is(&self, (mode, method): (Mode, &str)) -> bool {
+        self.mode == mode.name() && self.method == method
     }
 
     /// The message in words.
