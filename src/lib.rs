@@ -36,6 +36,9 @@
 //! # Ok::<(), gdrcopy::Error>(())
 //! ```
 //!
+//! A kernel that keeps running is talked to through [`channel`]: messages both ways, typed questions with a deadline, and
+//! the newest of a series of values.
+//!
 //! # Backends
 //!
 //! | | needs | pins | after the memory is freed |

@@ -4,8 +4,11 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::counting::{Counting, calls_during};
-use gdrcopy::copy;
+use gdrcopy::channel::{ChannelBuilder, ChannelError, Latest, Mailbox, peer};
+use gdrcopy::{BackendKind, Session, copy};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -44,4 +47,41 @@ fn copies_allocate_nothing() {
         });
         assert_eq!(calls, 0, "{routine:?}");
     }
+}
+
+#[test]
+fn messages_allocate_nothing() {
+    const LONG: Duration = Duration::from_secs(60);
+    let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().expect("it is everywhere");
+    let open = || ChannelBuilder::new().lines_to_gpu(64).kernel_limit(LONG).open(&session).expect("a channel");
+
+    let (mut sender, mut receiver) = open();
+    let mut latest = Latest::new(&session, None, &[0_u64; 20]).expect("a value");
+    let calls = calls_during(|| {
+        let mut sent = 0;
+        while sender.try_send(&[1; 100]).is_ok() {
+            sent += 1;
+        }
+        assert!(sent > 10 && matches!(sender.try_send_line(&[0; 48]), Ok(()) | Err(ChannelError::Full)));
+        assert!(matches!(sender.send(&[1; 1000], Duration::ZERO), Err(ChannelError::TimedOut)));
+        assert!(matches!(receiver.try_recv(&mut [0; 64]), Ok(None)));
+        latest.set(&[7; 20]).expect("it is ours");
+    });
+    assert_eq!(calls, 0, "without a kernel");
+
+    let (sender, receiver) = open();
+    let device = sender.device();
+    let mut mailbox = Mailbox::<[u64; 30], u64>::new(sender, receiver).expect("its two ends");
+    std::thread::scope(|scope| {
+        // SAFETY: the scope ends before the channel.
+        scope.spawn(|| unsafe { peer::answer::<[u64; 30], u64>(&device, |request| request.iter().sum()) });
+        let mut sum = 0;
+        let calls = calls_during(|| {
+            for _ in 0..100 {
+                sum += mailbox.call(&[1; 30], LONG).unwrap_or(0);
+            }
+        });
+        mailbox.stop();
+        assert_eq!((calls, sum), (0, 3000));
+    });
 }

@@ -279,8 +279,9 @@ fn flood(
     if host {
         builder = builder.ring_in_host_memory();
     }
-    let (mut sender, _receiver) = builder.open(&session).unwrap();
+    // Dropped after the channel, which ends the kernel: freeing this waits for it.
     let reports = Reports::new(READERS as usize);
+    let (mut sender, _receiver) = builder.open(&session).unwrap();
     let more = [count, reports.addr(), mask];
     let stream = launch(&module, c"sink", READERS, &sender.device(), &more, || sender.kernel_has_started());
     let mut payloads = vec![[0; 48]; batch];
@@ -432,9 +433,10 @@ fn a_call_never_hangs() {
 
 fn watch<const WORDS: usize>(session: &Session, module: &Module, last: u64) {
     let value = |number| -> [u32; WORDS] { std::array::from_fn(|n| word_of(number, n as u32)) };
-    let (sender, _receiver) = builder().open(session).unwrap();
-    let mut latest = Latest::starting_at(session, Some(0), &value(0), u32::MAX - 1000).unwrap();
+    // The channel goes first, which ends the kernel.
     let reports = Reports::new(1);
+    let mut latest = Latest::starting_at(session, Some(0), &value(0), u32::MAX - 1000).unwrap();
+    let (sender, _receiver) = builder().open(session).unwrap();
     let more = [&latest.device().to_words()[..], &[last, reports.addr()]].concat();
     let stream = launch(module, c"watch", 1, &sender.device(), &more, || sender.kernel_has_started());
     let started = Instant::now();

@@ -26,7 +26,7 @@
  *
  * Threads. Functions are called by all 32 lanes of a warp together, with the same arguments. A ring has one writer: one
  * warp of the kernel sends. A channel made with R readers lets R warps receive: reader r of R has the blocks of 32 lines
- * r, r + R, r + 2 R, .. for gdrc_recv_own_lines, one line for each lane; the functions for messages are for R = 1.
+ * r, r + R, r + 2 R, .. for gdrc_recv_own_line, one line for each lane; the functions for messages are for R = 1.
  *
  * End. Waiting ends when the CPU drops the channel or asks the kernel to stop, or limit_ns after gdrc_open, whichever is
  * first; functions then return 0 or a negative number, and the warp must call gdrc_close and return.

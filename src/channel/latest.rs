@@ -53,6 +53,8 @@ impl DeviceLatest {
 /// takes a value only if all its parts carry the same, newest one. Of a value of several lines that is set without pause,
 /// faster than a kernel can read four of them, a reader may never catch a whole one.
 ///
+/// Keep it until the kernels that read it have ended: dropping it takes the memory away and does not wait for them.
+///
 /// A reader that sleeps through 2^31 values cannot tell what is newer.
 pub struct Latest<T> {
     far: Far,

@@ -17,7 +17,7 @@ const REAL_NAME: &str = "libgdrapi.so.2.6";
 /// Half of the known clients load this name, so it belongs to the library and not to a development package.
 const LINK_NAME: &str = "libgdrapi.so";
 const ARCHIVE: &str = "libgdrapi.a";
-const HEADERS: [&str; 2] = ["gdrapi.h", "gdrapi_ext.h"];
+const HEADERS: [&str; 3] = ["gdrapi.h", "gdrapi_ext.h", "gdrcopy_channel.cuh"];
 
 /// Where things go.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::wheels::{Wheel, unpacked};
 use crate::workspace::Workspace;
 
 /// Where kernels lie.
-const FOLDERS: [&str; 2] = ["src/ptx", "tests/ptx"];
+const FOLDERS: [&str; 3] = ["src/ptx", "tests/ptx", "examples/order_book"];
 
 /// What every driver from 450 on takes, for every GPU from Volta on.
 const HEADER: [&str; 3] = [".version 7.0", ".target sm_70", ".address_size 64"];
