@@ -16,6 +16,9 @@
 //! 3. [`Session::pin`] takes hold of the device memory, and [`Pinned::map`] makes it appear, at any address and length.
 //! 4. [`Mapping`] is written and read. Nothing on that path calls CUDA or the kernel, takes a lock or allocates.
 //!
+//! For more than a few kilobytes one core is not enough: [`ParallelCopier`] shares a copy among several, [`agent`] lets a
+//! block on the GPU push the data, and [`auto`] takes whichever of all ways is quickest for the size.
+//!
 //! ```
 //! use gdrcopy::{BackendKind, Session};
 //!

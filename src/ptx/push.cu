@@ -164,33 +164,37 @@ struct Copy {
         store_some(target + 16ull * index, shifted(low, high, shift), from(index), to(index));
     }
 
-    // 16 bytes of one part, or some of two.
-    template <bool SHIFTED>
-    __device__ __forceinline__ Part load(u32 index) const
+    // `BURST` parts of a thread, `ALL` of them before `end`. First all loads, so that they are in flight together: 16 bytes
+    // for each part, or 32 around them.
+    template <bool SHIFTED, u32 BURST, bool ALL>
+    __device__ __forceinline__ void burst(u32 at, u32 end) const
     {
-        u64 start = source + 16ull * index;
-        if (!SHIFTED)
-            return load_part(start);
-        u64 first = start & ~15ull;
-        return shifted(load_part(first), load_part(first + 16), shift);
+        Part low[BURST], high[BURST];
+#pragma unroll
+        for (u32 n = 0; n < BURST; n++)
+            if (ALL || at + n * blockDim.x < end) {
+                u64 first = (source & ~15ull) + 16ull * (at + n * blockDim.x);
+                low[n] = load_part(first);
+                if (SHIFTED)
+                    high[n] = load_part(first + 16);
+            }
+#pragma unroll
+        for (u32 n = 0; n < BURST; n++)
+            if (ALL || at + n * blockDim.x < end)
+                store_part(target + 16ull * (at + n * blockDim.x),
+                           SHIFTED ? shifted(low[n], high[n], shift) : low[n]);
     }
 
-    // `BURST` parts of each thread are in flight at once.
     template <bool SHIFTED, u32 BURST>
     __device__ __forceinline__ void whole_parts() const
     {
         u32 first = is_whole(0) ? 0 : 1;
         u32 end = is_whole(parts - 1) ? parts : parts - 1;
         for (u32 at = first + threadIdx.x; at < end; at += BURST * blockDim.x) {
-            Part part[BURST];
-#pragma unroll
-            for (u32 n = 0; n < BURST; n++)
-                if (at + n * blockDim.x < end)
-                    part[n] = load<SHIFTED>(at + n * blockDim.x);
-#pragma unroll
-            for (u32 n = 0; n < BURST; n++)
-                if (at + n * blockDim.x < end)
-                    store_part(target + 16ull * (at + n * blockDim.x), part[n]);
+            if (at + (BURST - 1) * blockDim.x < end)
+                burst<SHIFTED, BURST, true>(at, end);
+            else
+                burst<SHIFTED, BURST, false>(at, end);
         }
     }
 
