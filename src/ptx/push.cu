@@ -243,15 +243,16 @@ struct Doorbell {
     }
 };
 
-// The first warp waits: false if the block leaves before this request.
-__device__ __forceinline__ bool lead(const Push &a, u64 started, u64 at, u32 number, Doorbell *bell)
+// The first warp waits: false if the block leaves before this request, which is the `count`th of this launch. The first one
+// is served if it rang before the launch, whatever the clock says: each launch gets something done.
+__device__ __forceinline__ bool lead(const Push &a, u64 started, u64 count, u64 at, u32 number, Doorbell *bell)
 {
     u64 since = global_ns();
     for (u32 polls = 0;; polls++) {
-        // Once before the first look at the doorbell, or a block that is kept busy would stay for ever.
-        if (polls % POLLS_PER_LOOK == 0) {
+        // Also before the first look at the doorbell, or a block that is kept busy would stay for ever.
+        if (polls % POLLS_PER_LOOK == 0 && (polls != 0 || count != 0)) {
             u64 now = global_ns();
-            u32 is_over = (a.idle_ns != 0 && now - since > a.idle_ns) ||
+            u32 is_over = (a.idle_ns != 0 && polls != 0 && now - since > a.idle_ns) ||
                           (a.residency_ns != 0 && now - started > a.residency_ns);
             // The clocks of two lanes differ.
             if (__shfl_sync(WHOLE_WARP, is_over, 0))
@@ -262,7 +263,7 @@ __device__ __forceinline__ bool lead(const Push &a, u64 started, u64 at, u32 num
     }
 }
 
-// The others wait: false if the first warp leaves before this request, which is the `count`th of this launch.
+// The others wait: false if the first warp leaves before this request.
 __device__ __forceinline__ bool follow(volatile u64 *leaves_at, u64 count, u64 at, u32 number, Doorbell *bell)
 {
     for (;;) {
@@ -290,7 +291,7 @@ __device__ __forceinline__ void serve(const Push &a)
         u64 at = a.ring + LINE * (number & (u32)a.mask);
         Doorbell bell;
         u32 order = 0;
-        bool rang = threadIdx.x < 32 ? lead(a, started, at, number, &bell)
+        bool rang = threadIdx.x < 32 ? lead(a, started, count, at, number, &bell)
                                      : follow(&leaves_at, count, at, number, &bell);
         if (rang) {
             order = bell.second.c;
