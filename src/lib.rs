@@ -16,9 +16,9 @@
 //! 3. [`Session::pin`] takes hold of the device memory, and [`Pinned::map`] makes it appear, at any address and length.
 //! 4. [`Mapping`] is written and read. Nothing on that path calls CUDA or the kernel, takes a lock or allocates.
 //!
-//!
-//! One core of a recent Xeon reads 1 KiB in a round trip. Longer copies can be shared by several cores, where a program asks for it
-//! ([`ParallelCopier`]), and which way is best at which size can be measured and kept ([`policy`]).
+//! One core of a recent Xeon reads 1 KiB in a round trip. For more than a few kilobytes [`ParallelCopier`] shares a copy
+//! among several cores, [`agent`] lets a block on the GPU push the data, and [`auto`] takes whichever of all ways is quickest
+//! for the size, as measured and kept in a [`policy`].
 //!
 //! ```
 //! use gdrcopy::{BackendKind, Session};

@@ -7,6 +7,7 @@ use crate::error::Result;
 
 /// What the kernel is told at each launch.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the stand-in knows addresses of its own"))]
 pub(super) struct Launch {
     /// The ring's device address.
     pub(super) ring: u64,
@@ -57,8 +58,10 @@ impl Engine<'_> {
 
     /// Lets the stand-in's threads have the processor; a GPU needs none.
     pub(super) fn give_way(&self) {
-        if let Self::StandIn(_) = self {
-            std::thread::yield_now();
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(_) => {}
+            Self::StandIn(_) => std::thread::yield_now(),
         }
     }
 }

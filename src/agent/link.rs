@@ -232,7 +232,9 @@ impl<'a> Link<'a> {
     fn until_late<T>(&mut self, mut ready: impl FnMut(&Control) -> Option<T>) -> Result<T> {
         let started = Instant::now();
         let mut asked = started;
-        for looks in 0_u32.. {
+        let mut looks = 0_u32;
+        loop {
+            looks = looks.saturating_add(1);
             for _ in 0..SPINS {
                 if let Some(value) = ready(&self.control) {
                     return Ok(value);
@@ -249,17 +251,23 @@ impl<'a> Link<'a> {
             }
             self.engine.give_way();
             let now = Instant::now();
+            let mut fate = Ok(());
             if now.duration_since(asked) > ASK_EVERY {
                 asked = now;
-                self.ask().inspect_err(|error| self.broken = Some(error.clone()))?;
+                fate = self.ask();
             }
-            if now.duration_since(started) > self.deadline {
-                break;
+            if fate.is_ok() && now.duration_since(started) > self.deadline {
+                fate = Err(self.too_late());
+            }
+            if let Err(error) = fate {
+                // It may have answered last of all.
+                if let Some(value) = ready(&self.control) {
+                    return Ok(value);
+                }
+                self.broken = Some(error.clone());
+                return Err(error);
             }
         }
-        let error = self.too_late();
-        self.broken = Some(error.clone());
-        Err(error)
     }
 
     /// Whether the kernel runs, or has announced that it does not.

@@ -19,7 +19,7 @@ use crate::sys::num::{u64_of, usize_of};
 /// Threads of a block. More than one, or there would be nothing to race.
 const WARPS: usize = 2;
 /// Polls between two looks at the clock, after which another thread gets its turn.
-const POLLS_PER_LOOK: u32 = 32;
+const POLLS_PER_LOOK: u64 = 32;
 
 /// A window that the threads use: its owner keeps it until they have ended.
 #[derive(Clone, Copy)]
@@ -144,7 +144,7 @@ impl Block {
                 },
                 _ => {}
             }
-            let bell = if warp == 0 { self.lead(started, number) } else { self.follow(count, number) };
+            let bell = if warp == 0 { self.lead(started, count, number) } else { self.follow(count, number) };
             let order = bell.map(|bell| bell.order);
             if let Some(bell) = bell {
                 self.obey(bell, warp, number);
@@ -167,12 +167,13 @@ impl Block {
         }
     }
 
-    fn lead(&self, started: Instant, number: u32) -> Option<Doorbell> {
+    fn lead(&self, started: Instant, count: u64, number: u32) -> Option<Doorbell> {
         let since = Instant::now();
         let is_over = |limit: u64, since: Instant| limit != 0 && since.elapsed().as_nanos() > u128::from(limit);
-        for polls in 0_u32.. {
-            if polls.is_multiple_of(POLLS_PER_LOOK) {
-                if is_over(self.launch.idle_ns, since) || is_over(self.launch.residency_ns, started) {
+        for polls in 0_u64.. {
+            if polls.is_multiple_of(POLLS_PER_LOOK) && (polls > 0 || count > 0) {
+                let is_idle = polls > 0 && is_over(self.launch.idle_ns, since);
+                if is_idle || is_over(self.launch.residency_ns, started) {
                     return None;
                 }
                 thread::yield_now();
@@ -185,7 +186,7 @@ impl Block {
     }
 
     fn follow(&self, count: u64, number: u32) -> Option<Doorbell> {
-        for polls in 0_u32.. {
+        for polls in 0_u64.. {
             let leaves = self.leaves_at.load(Ordering::Relaxed) == count;
             if let Some(bell) = self.rings(number) {
                 return Some(bell);

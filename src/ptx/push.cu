@@ -164,33 +164,37 @@ struct Copy {
         store_some(target + 16ull * index, shifted(low, high, shift), from(index), to(index));
     }
 
-    // 16 bytes of one part, or some of two.
-    template <bool SHIFTED>
-    __device__ __forceinline__ Part load(u32 index) const
+    // `BURST` parts of a thread, `ALL` of them before `end`. First all loads, so that they are in flight together: 16 bytes
+    // for each part, or 32 around them.
+    template <bool SHIFTED, u32 BURST, bool ALL>
+    __device__ __forceinline__ void burst(u32 at, u32 end) const
     {
-        u64 start = source + 16ull * index;
-        if (!SHIFTED)
-            return load_part(start);
-        u64 first = start & ~15ull;
-        return shifted(load_part(first), load_part(first + 16), shift);
+        Part low[BURST], high[BURST];
+#pragma unroll
+        for (u32 n = 0; n < BURST; n++)
+            if (ALL || at + n * blockDim.x < end) {
+                u64 first = (source & ~15ull) + 16ull * (at + n * blockDim.x);
+                low[n] = load_part(first);
+                if (SHIFTED)
+                    high[n] = load_part(first + 16);
+            }
+#pragma unroll
+        for (u32 n = 0; n < BURST; n++)
+            if (ALL || at + n * blockDim.x < end)
+                store_part(target + 16ull * (at + n * blockDim.x),
+                           SHIFTED ? shifted(low[n], high[n], shift) : low[n]);
     }
 
-    // `BURST` parts of each thread are in flight at once.
     template <bool SHIFTED, u32 BURST>
     __device__ __forceinline__ void whole_parts() const
     {
         u32 first = is_whole(0) ? 0 : 1;
         u32 end = is_whole(parts - 1) ? parts : parts - 1;
         for (u32 at = first + threadIdx.x; at < end; at += BURST * blockDim.x) {
-            Part part[BURST];
-#pragma unroll
-            for (u32 n = 0; n < BURST; n++)
-                if (at + n * blockDim.x < end)
-                    part[n] = load<SHIFTED>(at + n * blockDim.x);
-#pragma unroll
-            for (u32 n = 0; n < BURST; n++)
-                if (at + n * blockDim.x < end)
-                    store_part(target + 16ull * (at + n * blockDim.x), part[n]);
+            if (at + (BURST - 1) * blockDim.x < end)
+                burst<SHIFTED, BURST, true>(at, end);
+            else
+                burst<SHIFTED, BURST, false>(at, end);
         }
     }
 
@@ -239,15 +243,16 @@ struct Doorbell {
     }
 };
 
-// The first warp waits: false if the block leaves before this request.
-__device__ __forceinline__ bool lead(const Push &a, u64 started, u64 at, u32 number, Doorbell *bell)
+// The first warp waits: false if the block leaves before this request, which is the `count`th of this launch. The first one
+// is served if it rang before the launch, whatever the clock says: each launch gets something done.
+__device__ __forceinline__ bool lead(const Push &a, u64 started, u64 count, u64 at, u32 number, Doorbell *bell)
 {
     u64 since = global_ns();
     for (u32 polls = 0;; polls++) {
-        // Once before the first look at the doorbell, or a block that is kept busy would stay for ever.
-        if (polls % POLLS_PER_LOOK == 0) {
+        // Also before the first look at the doorbell, or a block that is kept busy would stay for ever.
+        if (polls % POLLS_PER_LOOK == 0 && (polls != 0 || count != 0)) {
             u64 now = global_ns();
-            u32 is_over = (a.idle_ns != 0 && now - since > a.idle_ns) ||
+            u32 is_over = (a.idle_ns != 0 && polls != 0 && now - since > a.idle_ns) ||
                           (a.residency_ns != 0 && now - started > a.residency_ns);
             // The clocks of two lanes differ.
             if (__shfl_sync(WHOLE_WARP, is_over, 0))
@@ -258,7 +263,7 @@ __device__ __forceinline__ bool lead(const Push &a, u64 started, u64 at, u32 num
     }
 }
 
-// The others wait: false if the first warp leaves before this request, which is the `count`th of this launch.
+// The others wait: false if the first warp leaves before this request.
 __device__ __forceinline__ bool follow(volatile u64 *leaves_at, u64 count, u64 at, u32 number, Doorbell *bell)
 {
     for (;;) {
@@ -286,7 +291,7 @@ __device__ __forceinline__ void serve(const Push &a)
         u64 at = a.ring + LINE * (number & (u32)a.mask);
         Doorbell bell;
         u32 order = 0;
-        bool rang = threadIdx.x < 32 ? lead(a, started, at, number, &bell)
+        bool rang = threadIdx.x < 32 ? lead(a, started, count, at, number, &bell)
                                      : follow(&leaves_at, count, at, number, &bell);
         if (rang) {
             order = bell.second.c;
