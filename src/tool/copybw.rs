@@ -70,7 +70,7 @@ struct Args {
     #[arg(short = 'r', value_name = "N")]
     reads: Option<u64>,
 
-    /// Also copy with so many threads at once, this one among them: 4 or 1,2,4,8
+    /// Also copy with so many threads, this one included: 4 or 1,2,4,8
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     threads: Option<Values>,
 
