@@ -14,7 +14,7 @@ use super::outputs::{Outputs, PlotFlag};
 use super::plot;
 use super::report::{Entry, Report};
 use super::rig::{self, Common, Rig};
-use super::series::{RUN, Series, row_time};
+use super::series::{RUN, Series, hiccups, row_time};
 use super::table::Rates;
 use super::verdict;
 use crate::cuda::PinnedHost;
@@ -70,7 +70,7 @@ struct Args {
     #[arg(short = 'r', value_name = "N")]
     reads: Option<u64>,
 
-    /// Also copy with so many threads at once, this one among them: 4 or 1,2,4,8
+    /// Also copy with so many threads, this one included: 4 or 1,2,4,8
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     threads: Option<Values>,
 
@@ -175,7 +175,11 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     let methods = 1 + copiers.len() + 2 * usize::from(with_cuda);
     let rows = plan.places.len() * plan.terms.directions().count() * methods;
+    let mut sampler = Sampler::new(&clock, RUN);
+    let (hiccups, hiccups_line) = hiccups(&mut sampler);
+    report.hiccups = Some(hiccups);
     let mut header = report.header();
+    header.push(hiccups_line);
     for copier in copiers.iter().filter(|copier| !copier.cpus().is_empty()) {
         let cpus: CpuList = copier.cpus().iter().copied().collect();
         header.push(format!("Threads   {}: this one and workers on CPUs {cpus}", copier.threads()));
@@ -184,7 +188,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
     sinks.begin(rows);
 
-    let mut bench = Bench::new(plan.terms, &rig.buffer, Sampler::new(&clock, RUN))?;
+    let mut bench = Bench::new(plan.terms, &rig.buffer, sampler)?;
     let outcome = {
         let is_emulated = rig.is_emulated();
         let series = Series { screen: &sinks.screen, places: &plan.places, rows_left: rows, is_emulated };

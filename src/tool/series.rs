@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::bench::{Bench, Cell};
 use super::fail::Failure;
 use super::flags::size_in_words;
+use super::measure::{Amount, Sampler};
 use super::method::Method;
 use super::output::Screen;
 use super::report::{Direction, Entry, Figures};
@@ -17,7 +18,7 @@ const ROW: Duration = Duration::from_millis(150);
 pub const RUN: Duration = Duration::from_secs(25);
 
 /// Time for the loop around nothing: some hundred thousand samples.
-pub const HICCUPS: Duration = Duration::from_millis(300);
+const HICCUPS: Duration = Duration::from_millis(300);
 
 /// How long each of so many rows may take.
 #[must_use]
@@ -96,9 +97,14 @@ impl Series<'_> {
     }
 }
 
-/// The host's own hiccups as a line of the header.
-#[must_use]
-pub fn hiccups_in_words(figures: &Figures) -> String {
+/// Times the loop around nothing, for the report and as a line of the header.
+pub fn hiccups(sampler: &mut Sampler<'_>) -> (Figures, String) {
+    let figures = sampler.hiccups(Amount::UpTo(u64::MAX, HICCUPS));
+    let line = hiccups_in_words(&figures);
+    (figures, line)
+}
+
+fn hiccups_in_words(figures: &Figures) -> String {
     let [p0, p50, p99, p999, max] =
         [figures.min_ns, figures.p50_ns, figures.p99_ns, figures.p999_ns, figures.max_ns].map(nanoseconds);
     format!(

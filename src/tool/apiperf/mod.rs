@@ -11,11 +11,13 @@ use super::clock::{Clock, Stop};
 use super::fail::{self, Failure};
 use super::flags::{self, Binary, Values, size_in_words};
 use super::interrupt;
+use super::measure::Sampler;
 use super::num::f64_of;
 use super::outputs::{Outputs, PlotFlag, Sinks};
 use super::plot::{self, Curve, Panel, Picture, Quantity};
 use super::report::{Figures, Metric, Record, Report};
 use super::rig::{self, Common, Rig, WantedType};
+use super::series::{RUN, hiccups};
 use super::stats::supports;
 use crate::error::Error;
 use crate::range::{DeviceRange, GPU_PAGE};
@@ -124,7 +126,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     mapping.unmap()?;
     pinned.unpin().map_err(Error::from)?;
 
+    let (hiccups, hiccups_line) = hiccups(&mut Sampler::new(&clock, RUN));
+    report.hiccups = Some(hiccups);
     let mut header = report.header();
+    header.push(hiccups_line);
     header.push(format!("Rows      {} iterations after {} untimed ones", args.iterations, args.warm_up));
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
     sinks.begin(sizes.len());

@@ -70,7 +70,7 @@ pub(super) struct Args {
 
     /// Measure all ways of copying and write the best as a policy, instead
     ///
-    /// Sizes from 64 bytes up to -s, 4 MiB by default. GDRCOPY_POLICY=FILE puts the policy in force.
+    /// Sizes from 64 bytes up to -s, 4 MiB by default. GDRCOPY_POLICY=FILE puts it in force.
     #[arg(long, value_name = "FILE|-", conflicts_with_all = [
         "writes", "reads", "cuda", "cold", "compare", "copy", "sizes", "offsets", "no_verify", "no_echo", "allocator", "mapping_type", "json", "csv", "plot",
     ])]

@@ -9,12 +9,12 @@ use self::args::{Args, Plan};
 use self::visible::Listener;
 use super::bench::{Bench, Loops, arena_bytes, host_memory};
 use super::fail::{self, Failure};
-use super::measure::{Amount, Sampler};
+use super::measure::Sampler;
 use super::method::{Bar1, CudaMemcpy, HostSide, Method, Posted};
 use super::plot;
 use super::report::{Direction, Entry, Report};
 use super::rig::{self, Rig};
-use super::series::{HICCUPS, RUN, Series, hiccups_in_words, row_time};
+use super::series::{RUN, Series, hiccups, row_time};
 use super::table::Times;
 use super::verdict;
 use crate::cuda::PinnedHost;
@@ -62,10 +62,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rows = plan.places.len() * plan.terms.directions().map(tables).sum::<usize>();
 
     let mut sampler = Sampler::new(&clock, RUN);
-    let hiccups = sampler.hiccups(Amount::UpTo(u64::MAX, HICCUPS));
+    let (hiccups, hiccups_line) = hiccups(&mut sampler);
     report.hiccups = Some(hiccups);
     let mut header = report.header();
-    header.push(hiccups_in_words(&hiccups));
+    header.push(hiccups_line);
     header.push(format!("Rows      {}", plan.terms.in_words(row_time(rows))));
     header.extend(plan.columns_in_words(listener.is_some()).iter().map(|text| format!("Columns   {text}")));
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
