@@ -8,7 +8,7 @@
 #   REQUIRE  backends whose tests must not be skipped (rm); rm,vulkan where a Vulkan loader and driver are there
 #   ROUNDS   rounds of the stale-window test as root (100000); a tenth of them as another user
 #   LIMIT    seconds after which one run is killed (300)
-#   PARTS    what to run: any of tests, copylat, limits, torch (all of them)
+#   PARTS    what to run: any of sanity, tests, copylat, limits, torch (all of them)
 #   ONLY     names of test programs, if not all of them are to run; tests.txt lists them
 #   SOAK     1: also the tests that are ignored by default because they take long, and soaks of full length
 set -u
@@ -18,7 +18,7 @@ OUT=${OUT:-./out}
 BACKEND=${BACKEND:-rm}
 LIMIT=${LIMIT:-300}
 ROUNDS=${ROUNDS:-100000}
-PARTS=${PARTS:-tests copylat limits torch}
+PARTS=${PARTS:-sanity tests copylat limits torch}
 SOAK=${SOAK:-0}
 NOBODY=65534
 
@@ -191,6 +191,21 @@ copylat_as() {
     done
 }
 
+# What a user runs first. Tests that do not apply to the backend are waived, which is their own word and no failure.
+sanity_as() {
+    local user=$1 program log status
+    for program in gdrcopy_doctor gdrcopy_sanity; do
+        [ -e "$program" ] || { skip "$program as $user" "not in this bundle"; continue; }
+        log=$OUT/$user/$program.log
+        # The doctor chooses for itself.
+        local flags=(-v --json -)
+        [ "$program" = gdrcopy_sanity ] && flags+=(--backend "$BACKEND")
+        as "$user" "./$program" "${flags[@]}" >"$OUT/$user/$program.json" 2>"$log" </dev/null
+        status=$?
+        if [ "$status" -eq 0 ]; then pass "$program as $user"; else fail "$program as $user" "$(ended "$status"), see $log" "$log"; fi
+    done
+}
+
 if [ "$(id -u)" -eq 0 ]; then
     users="root nobody"
 else
@@ -200,6 +215,7 @@ fi
 for user in $users; do
     [ "$user" = root ] && export GDRCOPY_STALE_ROUNDS=$ROUNDS || export GDRCOPY_STALE_ROUNDS=$((ROUNDS / 10))
     mkdir -p "$OUT/$user" || exit 1
+    wants sanity && sanity_as "$user"
     wants tests && tests_as "$user"
     wants copylat && copylat_as "$user"
     wants limits && limits_as "$user"
