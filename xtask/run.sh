@@ -193,13 +193,17 @@ copylat_as() {
 
 # What a user runs first. Tests that do not apply to the backend are waived, which is their own word and no failure.
 sanity_as() {
-    local user=$1 log=$OUT/$1/sanity.log status
-    as "$user" ./gdrcopy_doctor -v --json - >"$OUT/$user/doctor.json" 2>"$OUT/$user/doctor.log" </dev/null
-    status=$?
-    [ "$status" -eq 0 ] && pass "gdrcopy_doctor as $user" || fail "gdrcopy_doctor as $user" "$(ended "$status")" "$OUT/$user/doctor.log"
-    as "$user" ./gdrcopy_sanity --backend "$BACKEND" -v --json - >"$OUT/$user/sanity.json" 2>"$log" </dev/null
-    status=$?
-    [ "$status" -eq 0 ] && pass "gdrcopy_sanity as $user" || fail "gdrcopy_sanity as $user" "$(ended "$status"), see $log" "$log"
+    local user=$1 program log status
+    for program in gdrcopy_doctor gdrcopy_sanity; do
+        [ -e "$program" ] || { skip "$program as $user" "not in this bundle"; continue; }
+        log=$OUT/$user/$program.log
+        # The doctor chooses for itself.
+        local flags=(-v --json -)
+        [ "$program" = gdrcopy_sanity ] && flags+=(--backend "$BACKEND")
+        as "$user" "./$program" "${flags[@]}" >"$OUT/$user/$program.json" 2>"$log" </dev/null
+        status=$?
+        if [ "$status" -eq 0 ]; then pass "$program as $user"; else fail "$program as $user" "$(ended "$status"), see $log" "$log"; fi
+    done
 }
 
 if [ "$(id -u)" -eq 0 ]; then
