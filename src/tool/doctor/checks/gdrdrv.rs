@@ -106,19 +106,19 @@ fn of_loaded(root: &Root, scene: &Scene, devices: &str) -> Vec<Finding> {
         Node::Char(access) if listed.is_some_and(|major| major != access.major) => Finding::problem(
             AREA,
             format!("{NODE} is not gdrdrv's: {}", owner_of(devices, &access)),
-            format!("rm {NODE}, then mknod -m 0666 {NODE} c {number} 0, or load the module again with its udev rule"),
+            format!("rm {NODE}, then mknod -m 0666 {NODE} c {number} 0"),
         )
         .read(format!("{NODE}: {access}")),
         Node::Char(access) if !scene.user.may_use(&access) => Finding::problem(
             AREA,
             format!("this user may not open {NODE}"),
             if access.mode & 0o060 == 0o060 {
-                format!(
-                    "add this user to group {}, or chmod 0666 {NODE}; the udev rule 60-gdrdrv.rules keeps it so",
-                    access.gid
-                )
+                format!("add this user to group {}, or chmod 0666 {NODE}", access.gid)
             } else {
-                format!("chmod 0666 {NODE}; the udev rule 60-gdrdrv.rules keeps it so")
+                format!(
+                    "chmod 0666 {NODE}, and for every boot 'options gdrdrv dev_mode=0666' in /etc/modprobe.d or the udev \
+                     rule 60-gdrdrv.rules"
+                )
             },
         )
         .read(format!("{NODE}: {access}; own uid {}", scene.user.uid)),
