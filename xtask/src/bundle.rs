@@ -22,7 +22,8 @@ const TESTS: &str = "tests.txt";
 
 /// Integration tests that stay here, for they prove nothing on a GPU that they do not prove here, or need the module's
 /// virtual machine. So do those that run cargo's programs, which lie elsewhere there. All others go along.
-const STAY: [&str; 6] = ["copy_alloc", "copy_once", "gdrdrv", "ordering", "pin_pages", "session_env"];
+const STAY: [&str; 9] =
+    ["agent", "auto", "channel", "copy_alloc", "copy_once", "gdrdrv", "ordering", "pin_pages", "session_env"];
 /// What cargo tells a test about where it put a program.
 const RUNS_PROGRAMS: &str = "CARGO_BIN_EXE_";
 
