@@ -151,6 +151,83 @@ __device__ __forceinline__ bool take(const Answer &a, u64 flag, u64 data, u32 nu
     return take_parts<MODE, BURST>(a, data, number, over, wrong);
 }
 
+struct Served {
+    u64 messages;
+    u32 wrong_words;  // as this thread saw them
+};
+
+// The usual case: one warp has one area, and a lane no more than one part of it. What is to come is worked out while
+// nothing is there yet, and what need not be known before the answer comes after it.
+template <int MODE>
+__device__ __forceinline__ Served serve_one(const Answer &a, volatile u32 *over, volatile u32 *served)
+{
+    u32 lane = threadIdx.x, bytes = (u32)a.bytes;
+    bool mine = MODE != FLAG && lane < (bytes + 15) / 16;
+    u64 flag = a.flags + blockIdx.x * FLAG_STRIDE;
+    u64 at = a.data + blockIdx.x * a.data_stride + 16ull * lane;
+    u64 answer_at = a.answers + blockIdx.x * ANSWER_STRIDE;
+
+    // The words of a part, and which of their bytes belong to the message.
+    u32 words = MODE == PACKETS ? 3 : 4;
+    u32 kept[4];
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        u32 first = 16 * lane + 4 * n;
+        u32 count = MODE == PACKETS ? 4 : (bytes > first ? bytes - first : 0);
+        kept[n] = !mine || n >= words ? 0 : count >= 4 ? 0xffffffffu : (1u << (8 * count)) - 1;
+    }
+
+    Served all = {0, 0};
+    for (u32 number = 1;; number++) {
+        u32 a0 = word_of(number, words * lane), a1 = word_of(number, words * lane + 1);
+        u32 a2 = word_of(number, words * lane + 2), a3 = word_of(number, words * lane + 3);
+        // Not to be put off until they are needed.
+        asm volatile("" : "+r"(a0), "+r"(a1), "+r"(a2), "+r"(a3));
+        Part part = {a0, a1, a2, a3};
+        for (;;) {
+            u32 is_over = *over;
+            bool ready = true;
+            if (MODE == PACKETS) {
+                if (mine) {
+                    part = load_part(at);
+                    ready = part.d == number;
+                }
+            } else {
+                // Acquired by every thread that will load data.
+                ready = (MODE == DATA ? acquire_u32(flag) : load_u32(flag)) == number;
+            }
+            if (__all_sync(WHOLE_WARP, ready))
+                break;
+            if (__any_sync(WHOLE_WARP, is_over))
+                return all;
+        }
+        if (MODE == DATA && mine)
+            part = load_part(at);
+        u32 w0 = (part.a ^ a0) & kept[0], w1 = (part.b ^ a1) & kept[1];
+        u32 w2 = (part.c ^ a2) & kept[2], w3 = (part.d ^ a3) & kept[3];
+        u32 any_wrong = MODE == FLAG ? 0 : __any_sync(WHOLE_WARP, (w0 | w1 | w2 | w3) != 0);
+        if (lane == 0)
+            store_u32(answer_at, any_wrong ? number | WRONG_DATA : number);
+        all.wrong_words += (w0 != 0) + (w1 != 0) + (w2 != 0) + (w3 != 0);
+        all.messages++;
+        if (lane == 0)
+            *served = (u32)all.messages;
+    }
+}
+
+// Says that the block has ended, and with what. By all its workers.
+__device__ __forceinline__ void report_end(u64 report, u32 workers, Served all, u32 *wrong_words, volatile u32 *over)
+{
+    atomicAdd(wrong_words, all.wrong_words);
+    any_of(workers, 0);
+    if (threadIdx.x == 0) {
+        store_u64(report + 8, all.messages);
+        store_u64(report + 16, *(volatile u32 *)wrong_words);
+        fence_sys();
+        store_u64(report, *over);
+    }
+}
+
 template <int MODE>
 __device__ __forceinline__ void answer(const Answer &a)
 {
@@ -181,8 +258,13 @@ __device__ __forceinline__ void answer(const Answer &a)
             return;
     }
 
-    u32 total_wrong = 0;
-    u64 messages = 0;
+    if (workers == 32 && a.blocks <= gridDim.x && (MODE == FLAG || (a.bytes + 15) / 16 <= a.threads)) {
+        Served all = serve_one<MODE>(a, &over, &served);
+        report_end(report, workers, all, &wrong_words, &over);
+        return;
+    }
+
+    Served all = {0, 0};
     for (u32 number = 1;; number++) {
         for (u64 block = blockIdx.x; block < a.blocks; block += gridDim.x) {
             u32 wrong = 0;
@@ -196,21 +278,14 @@ __device__ __forceinline__ void answer(const Answer &a)
                 any_wrong = any_of(workers, wrong != 0);
             }
             if (any_gone) {
-                atomicAdd(&wrong_words, total_wrong);
-                any_of(workers, 0);
-                if (threadIdx.x == 0) {
-                    store_u64(report + 8, messages);
-                    store_u64(report + 16, wrong_words);
-                    fence_sys();
-                    store_u64(report, *(volatile u32 *)&over);
-                }
+                report_end(report, workers, all, &wrong_words, &over);
                 return;
             }
-            total_wrong += wrong;
-            messages++;
+            all.wrong_words += wrong;
+            all.messages++;
             if (threadIdx.x == 0) {
                 store_u32(a.answers + block * ANSWER_STRIDE, any_wrong ? number | WRONG_DATA : number);
-                *(volatile u32 *)&served = (u32)messages;
+                *(volatile u32 *)&served = (u32)all.messages;
             }
         }
     }

@@ -1,4 +1,5 @@
-// Work for every SM: arithmetic as dense as in a matrix product, fed from memory that no cache holds.
+// Work for every SM, as a matrix product is: bound by arithmetic, and fed from memory that no cache holds at a part of the
+// memory's rate.
 //
 // Ends when the host says so, and by itself after `limit_ns`.
 
@@ -12,7 +13,10 @@ struct Load {
     u64 limit_ns;
 };
 
-enum : u32 { LOADS = 64, FMAS_PER_LOAD = 16 };
+enum : u32 { LOADS = 32, FMAS_PER_LOAD = 64 };
+// Blocks look into host memory so seldom, and at different times, because all of them at once would fill the bus with
+// their reads and measure nothing but that.
+enum : u64 { LOOK_EVERY_NS = 500000, STAGGER_NS = 1000, STAGGERED = 256 };
 
 extern "C" __global__ void load(const Load a)
 {
@@ -21,6 +25,7 @@ extern "C" __global__ void load(const Load a)
     u64 threads = (u64)gridDim.x * blockDim.x;
     u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) % count;
     u64 started = global_ns();
+    u64 look = started + blockIdx.x % STAGGERED * STAGGER_NS;
     float x[4] = {0.1f, 0.2f, 0.3f, 0.4f};
 
     if (blockIdx.x == 0 && threadIdx.x == 0)
@@ -39,7 +44,15 @@ extern "C" __global__ void load(const Load a)
                 x[3] = fmaf(x[3], y.w, y.x);
             }
         }
-        u32 is_over = threadIdx.x == 0 && (load_u32(a.stop) != 0 || global_ns() - started > a.limit_ns);
+        u32 is_over = 0;
+        if (threadIdx.x == 0) {
+            u64 now = global_ns();
+            is_over = now - started > a.limit_ns;
+            if (now >= look) {
+                look = now + LOOK_EVERY_NS;
+                is_over |= load_u32(a.stop) != 0;
+            }
+        }
         if (__syncthreads_or(is_over))
             break;
     }
