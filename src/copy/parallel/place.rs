@@ -23,8 +23,17 @@ impl Machine<fn(u32) -> CpuList> {
             Error::new(super::OP, ErrorKind::UnsupportedFeature(crate::Feature::Operation), cause)
                 .remedy("name the CPUs of the workers")
         })?;
-        Ok(Self { allowed, local, here: cpu::current(), siblings: cpu::siblings })
+        // Virtual machines often hide which CPUs share a core. Those that run on whole cores number them in pairs.
+        let is_told = allowed.iter().any(|cpu| cpu::siblings(cpu).len() > 1);
+        let siblings = if is_told { cpu::siblings } else { pair };
+        Ok(Self { allowed, local, here: cpu::current(), siblings })
     }
+}
+
+/// The core of a CPU where the system tells nothing. Where cores have one CPU each, this costs nothing: neighbours are
+/// used last, not never.
+fn pair(cpu: u32) -> CpuList {
+    [cpu & !1, cpu | 1].into_iter().collect()
 }
 
 impl<S: Fn(u32) -> CpuList> Machine<S> {
@@ -81,6 +90,12 @@ mod tests {
         assert_eq!(candidates("3", None, None), [3]);
         // Moved away by now: nothing of another's core is held back.
         assert_eq!(candidates("0-1", None, Some(7)), [0, 1]);
+    }
+
+    #[test]
+    fn where_cores_are_hidden_every_other_cpu_comes_first() {
+        let machine = Machine { allowed: list("0-7"), local: None, here: Some(3), siblings: pair };
+        assert_eq!(machine.candidates(), [0, 4, 6, 1, 2, 5, 7]);
     }
 
     #[test]
