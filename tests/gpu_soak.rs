@@ -151,7 +151,7 @@ impl Torn {
 
     fn print(&self, what: &str) {
         println!(
-            "{what}: {} messages, {:.2} ns each; 16-byte parts read {}, new {}, mixed {}, gone back {}; lines seen new {}, \
+            "{what}: {} messages by {WRITERS} threads, {:.2} ns each; 16-byte parts read {}, new {}, mixed {}, gone back {}; lines seen new {}, \
              with unlike parts {}",
             self.messages,
             nanoseconds(self.time) as f64 / self.messages as f64,
@@ -169,33 +169,47 @@ impl Torn {
 #[repr(C, align(64))]
 struct Line([u32; LINE / 4]);
 
-/// Writes `messages` lines by `write(offset, number)`, over `lines` lines in turn, while 64 warps read them.
+/// Threads that write, each over lines of its own.
+const WRITERS: usize = 4;
+
+/// Writes at least `messages` lines by `write(offset, number)`: each thread over `lines` lines in turn, while 64 warps read
+/// them.
 fn torn(
     module: &Module,
     session: &Session,
     lines: usize,
     messages: u64,
-    write: impl Fn(&Mapping<'_>, usize, u32),
+    write: impl Fn(&Mapping<'_>, usize, u32) + Sync,
 ) -> Torn {
     const WARPS: usize = 64;
     assert!(lines.is_power_of_two(), "a division would cost more than the message");
-    let buffer = session.alloc(lines * LINE).unwrap();
-    buffer.upload(0, &vec![0; lines * LINE]).unwrap();
+    let all_lines = WRITERS * lines;
+    let each = messages.div_ceil(WRITERS as u64);
+    let buffer = session.alloc(all_lines * LINE).unwrap();
+    buffer.upload(0, &vec![0; all_lines * LINE]).unwrap();
     let mapping = session.pin(&buffer).unwrap().map().unwrap();
     let control = Reader::control(WARPS);
     let limit = Duration::from_secs(60) + Duration::from_micros(messages / 10);
     let reader = Reader::start(module, c"torn", &control, WARPS, |stop, counts| {
-        vec![buffer.addr().raw(), lines as u64, stop, counts, nanoseconds(limit)]
+        vec![buffer.addr().raw(), all_lines as u64, stop, counts, nanoseconds(limit)]
     });
     let started = Instant::now();
-    for number in 1..=messages {
-        write(&mapping, (number as usize & (lines - 1)) * LINE, number as u32);
-    }
-    mapping.flush().unwrap();
+    let one_writer = |first: usize| {
+        for number in 1..=each {
+            write(&mapping, (first + (number as usize & (lines - 1))) * LINE, number as u32);
+        }
+        mapping.flush().unwrap();
+    };
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            scope.spawn(move || one_writer(writer * lines));
+        }
+    });
     let time = started.elapsed();
     let counts = reader.stop();
     let [parts, fresh_parts, mixed_parts, backward_parts, lines, uneven_lines] =
         [1, 2, 3, 4, 5, 6].map(|word| sum(&counts, word));
+    let messages = each * WRITERS as u64;
     Torn { messages, time, parts, fresh_parts, mixed_parts, backward_parts, lines, uneven_lines }
 }
 
