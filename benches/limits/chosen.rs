@@ -78,7 +78,7 @@ pub(crate) fn run(lab: &Lab<'_>, found: &mut Findings) -> std::result::Result<()
             call(direction)
         ))?;
         lab.screen.line(&format!(
-            "{:>8}{:>12}{:>14}  {:<24}{:<24}verified",
+            "{:>8}{:>12}{:>22}  {:<24}{:<24}verified",
             "size [B]", "chosen", "best", "chosen / best", "chosen again"
         ))?;
         for size in SIZES {
@@ -150,7 +150,7 @@ fn one_size(
     found.compare(place, own, &format!("best ({best_name})"), ratio);
     found.compare(place, own, own, noise);
     lab.screen.line(&format!(
-        "{:>8}{:>12.1}{:>14}  {:<24}{:<24}{}",
+        "{:>8}{:>12.1}{:>22}  {:<24}{:<24}{}",
         Binary(u64::from(size)),
         rounds.median(0).value,
         format!("{:.1} {best_name}", best.1),
