@@ -316,7 +316,9 @@ impl<'a> Mapping<'a> {
         self.view.mapping_type()
     }
 
-    /// The copy routine in use: that which stores a line, and all else too unless the session's policy has several.
+    /// The copy routine that stores whole lines ([`Mapping::post_line`], values and writes of an aligned 64 bytes). It
+    /// does all else too unless the session's policy has several, as the [built-in one](crate::Policy::built_in) has on
+    /// Sapphire Rapids and later; [`Policy::explain`](crate::Policy::explain) names that of each size and direction.
     #[must_use]
     pub fn routine(&self) -> &'static Routine {
         self.routine

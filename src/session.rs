@@ -146,8 +146,8 @@ impl Session {
         self.inner.backend().semantics()
     }
 
-    /// The copy routine that mappings of this session store a line with, and all else too unless the [policy](Self::policy)
-    /// has several.
+    /// The copy routine that mappings of this session store whole lines with, and all else too unless the
+    /// [policy](Self::policy) has several. See [`Mapping::routine`](crate::Mapping::routine).
     #[must_use]
     pub fn routine(&self) -> &'static Routine {
         self.inner.routines.store(LINE_BYTES)

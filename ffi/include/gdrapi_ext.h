@@ -97,7 +97,7 @@ typedef struct gdrx_mapping_facts {
     int pci_domain;          /* the GPU's PCI address; -1 for an emulated one */
     int pci_bus;
     int pci_device;
-    char routine[16]; /* the copy routine in use, as in GDRCOPY_COPY */
+    char routine[16]; /* the copy routine that stores whole lines, as in GDRCOPY_COPY */
 } gdrx_mapping_facts_t;
 
 /* Reports on a live mapping. Pass sizeof(gdrx_mapping_facts_t): a later library fills as much as there is room for, and

@@ -142,14 +142,16 @@ pub fn routines() -> &'static [&'static Routine] {
     TABLE.get_or_init(|| [&SCALAR, &SSE41, &AVX2, &AVX512, movdir64b()])
 }
 
-/// The routine for this processor, resolved once per process.
+/// The routine for this processor, resolved once per process: where one has to do for all sizes, and for whole lines. A
+/// session's [policy](crate::Policy::built_in) may store other sizes with another.
 ///
 /// `"avx512"` where it was measured to win, which is on Intel processors that also have MOVDIR64B (Sapphire Rapids and
 /// later); else `"avx2"`, else `"sse41"`, else `"scalar"`.
 ///
-/// The measurement, on an Emerald Rapids Xeon and an H200's BAR1 behind PCIe Gen5 x16: a posted line takes 3.25 ns with
-/// AVX-512 and 4.24 ns with MOVDIR64B; at 1 MiB one core stores 18.3 GB/s and 12 GB/s. Loads are bound by the round trip
-/// and alike from AVX2 up, except that AVX-512 handles a part of a line with one instruction. Elsewhere 512-bit accesses
+/// The measurement, on an Emerald Rapids Xeon and an H200's BAR1 behind PCIe Gen5 x16 (`limits-first.json` in
+/// `benches/record/2026-12-01-h200`): a posted line takes 3.09 ns with AVX-512, 3.22 ns with AVX2 and 4.83 ns with
+/// MOVDIR64B; at 512 KiB one core stores 18.0, 18.4 and 15.1 GB/s, and loads 0.97 GB/s with AVX-512, 0.80 with AVX2.
+/// Up to 512 bytes loads are bound by the round trip and alike from AVX2 up. Elsewhere 512-bit accesses
 /// are unmeasured, are split in two (Zen 4), or were reported to load one line per round trip (GDRCopy issue 24).
 /// `"movdir64b"` is for those who need [`Routine::post_line_is_atomic`]; it is never the default.
 #[must_use]

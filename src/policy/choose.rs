@@ -30,7 +30,7 @@ impl Cell {
     }
 
     /// The first method that is as good as any, in the order: the routine, few threads, many threads, CUDA.
-    fn best(&self, routine: &'static str) -> CopyMethod {
+    pub(super) fn best(&self, routine: &'static str) -> CopyMethod {
         let rank = |method: CopyMethod| match method {
             CopyMethod::Routine(_) => 0,
             CopyMethod::Parallel(threads) => threads,

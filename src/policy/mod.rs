@@ -261,11 +261,16 @@ impl fmt::Display for Choice<'_> {
 
 impl Policy {
     /// The table that is in force without another: for Intel processors with AVX-512 and MOVDIR64B (Sapphire Rapids and
-    /// later) from `benches/record/2026-12-01-h200/copylat-compare.txt`; for others the
+    /// later) from `limits-first.json` and `copylat-compare.json` in `benches/record/2026-12-01-h200`; for others the
     /// [preferred routine](copy::preferred) at every size, unmeasured.
     ///
-    /// Its figures of the H200 are one core with AVX-512 against a synchronous `cuMemcpy`. Parallel copies are not in it,
-    /// for they differ more than anything from machine to machine: calibrate to have them.
+    /// On those Intel processors, AVX-512 stores 64 bytes and loads all sizes, and AVX2 stores the other sizes: with masked
+    /// AVX-512 stores of parts of a line, up to 128 bytes took up to 5 % longer, fence included, and 64 to 512 KiB took
+    /// 2 % longer. From 512 KiB on AVX2 loads took 20 % longer than AVX-512 ones. [`Mapping::post_line`](crate::Mapping::post_line) and values of a
+    /// whole line follow the row of 64 bytes.
+    ///
+    /// Its figures of the H200 are one core with each routine against a synchronous `cuMemcpy`. Parallel copies are not in
+    /// it, for they differ more than anything from machine to machine: calibrate to have them.
     #[must_use]
     pub fn built_in() -> &'static Self {
         built_in::table()

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{CopyDirection, CopyMethod, MeasuredOn, OP, Policy, Row};
-use crate::copy;
+use crate::copy::{self, Routine};
 use crate::error::{Error, ErrorKind, Result};
 
 const SCHEMA: &str = "1";
@@ -71,6 +71,16 @@ const AGAIN: &str = "correct the line, or calibrate anew";
 
 /// Reads what `Display` writes.
 pub(super) fn parse(source: &str, text: &str) -> Result<Policy> {
+    let (measured_on, h2d, d2h) = rows(source, text, copy::by_name)?;
+    Policy::new(source.to_owned(), measured_on, h2d, d2h)
+}
+
+/// The rows to and from the device, each with a routine that `usable` knows.
+pub(super) fn rows(
+    source: &str,
+    text: &str,
+    usable: fn(&str) -> Result<&'static Routine>,
+) -> Result<(MeasuredOn, Vec<Row>, Vec<Row>)> {
     let mut measured_on = MeasuredOn::default();
     let (mut h2d, mut d2h) = (Vec::new(), Vec::new());
     let mut has_schema = false;
@@ -92,8 +102,8 @@ pub(super) fn parse(source: &str, text: &str) -> Result<Policy> {
                 return Err(wrong(&place, cause, "name a file that a calibration wrote"));
             }
             (name, Some(value)) => *fact(&mut measured_on, name, &place)? = Some(value.to_owned()),
-            ("h2d", None) => h2d.push(row(rest, h2d.last(), &place)?),
-            ("d2h", None) => d2h.push(row(rest, d2h.last(), &place)?),
+            ("h2d", None) => h2d.push(row(rest, h2d.last(), usable, &place)?),
+            ("d2h", None) => d2h.push(row(rest, d2h.last(), usable, &place)?),
             _ => {
                 let cause = format!("'{word}' is neither a direction (h2d, d2h) nor 'NAME = VALUE'");
                 return Err(wrong(&place, cause, AGAIN));
@@ -110,7 +120,7 @@ pub(super) fn parse(source: &str, text: &str) -> Result<Policy> {
             Some(_) => {}
         }
     }
-    Policy::new(source.to_owned(), measured_on, h2d, d2h)
+    Ok((measured_on, h2d, d2h))
 }
 
 fn fact<'a>(facts: &'a mut MeasuredOn, name: &str, place: &str) -> Result<&'a mut Option<String>> {
@@ -126,7 +136,7 @@ fn fact<'a>(facts: &'a mut MeasuredOn, name: &str, place: &str) -> Result<&'a mu
     })
 }
 
-fn row(text: &str, before: Option<&Row>, place: &str) -> Result<Row> {
+fn row(text: &str, before: Option<&Row>, usable: fn(&str) -> Result<&'static Routine>, place: &str) -> Result<Row> {
     let mut words = text.split_whitespace();
     let sizes = words.next().unwrap_or("");
     let (first, last) = self::sizes(sizes).ok_or_else(|| {
@@ -170,7 +180,7 @@ fn row(text: &str, before: Option<&Row>, place: &str) -> Result<Row> {
                 row.measured = Some(bytes.ok_or_else(|| wrong(place, cause(), AGAIN))?);
             }
             "routine" => {
-                let routine = copy::by_name(value).map_err(|error| {
+                let routine = usable(value).map_err(|error| {
                     Error::new(OP, error.kind(), format!("{place}: {}", error.cause()))
                         .remedy(error.hint().unwrap_or(AGAIN).to_owned())
                 })?;

@@ -63,7 +63,7 @@ pub struct MappingReport {
     pub memory_type: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Copy routine.
+    /// Copy routine of whole lines.
     pub routine: String,
 }
 
