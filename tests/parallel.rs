@@ -158,15 +158,20 @@ fn many_threads_use_one_copier() {
     });
 }
 
-/// `/proc` of the threads of this process that are called so, in the order in which they were started.
-fn threads_called(name: &str) -> Vec<String> {
-    let mut found: Vec<_> = fs::read_dir("/proc/self/task")
-        .unwrap()
-        .map(|task| task.unwrap().path().display().to_string())
-        .filter(|task| fs::read_to_string(format!("{task}/comm")).is_ok_and(|comm| comm.trim() == name))
-        .collect();
-    found.sort_by_key(|task| task.rsplit('/').next().unwrap().parse::<u32>().unwrap());
-    found
+/// `/proc` of worker `n` of the one copier of this process. A thread takes its name when it first runs, which a busy
+/// machine puts off.
+fn worker(n: usize) -> String {
+    let name = format!("gdrcopy-{n}");
+    let mut found = Vec::new();
+    until("the worker has its name", || {
+        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path().display().to_string());
+        found = tasks
+            .filter(|task| fs::read_to_string(format!("{task}/comm")).is_ok_and(|comm| comm.trim() == name))
+            .collect();
+        !found.is_empty()
+    });
+    assert_eq!(found.len(), 1, "{name} of another copier");
+    found.remove(0)
 }
 
 /// State and processor time of a thread: the 3rd, 14th and 15th fields of `stat`, proc_pid_stat(5).
@@ -181,8 +186,7 @@ fn workers_sleep_50_us_after_the_last_copy() {
     subject::alone(|| {
         let (_session, _buffer, mapping) = emulated(64 << 10);
         let copier = ParallelCopier::builder().cpus(cpus_in("/proc/thread-self/status")).threads(2).build().unwrap();
-        let workers = threads_called("gdrcopy-0");
-        assert_eq!(workers.len(), 1, "others would be told apart by their start");
+        let worker = worker(0);
         let mut bytes = vec![0; 64 << 10];
         // How soon depends on who else uses this machine: the best of many.
         let mut best = Duration::MAX;
@@ -201,10 +205,10 @@ fn workers_sleep_50_us_after_the_last_copy() {
             best = best.min(copied.elapsed());
         }
         // It says that it sleeps, and so does the system.
-        until("asleep for the system", || state(&workers[0]).0 == "S");
-        let (_, time) = state(&workers[0]);
+        until("asleep for the system", || state(&worker).0 == "S");
+        let (_, time) = state(&worker);
         thread::sleep(Duration::from_millis(50));
-        assert_eq!(state(&workers[0]), ("S".to_owned(), time), "no time is used in sleep");
+        assert_eq!(state(&worker), ("S".to_owned(), time), "no time is used in sleep");
         // And the next copy works, whoever does it, and wakes the worker.
         until("awake again", || {
             copier.read(&mapping, 0, &mut bytes).unwrap();
@@ -361,9 +365,7 @@ fn in_a_process_of_its_own() {
     copier.write(&mapping, 0, &[1; 64 << 10]).unwrap();
     for (n, &cpu) in copier.cpus().iter().enumerate() {
         assert!(allowed.contains(cpu));
-        let workers = threads_called(&format!("gdrcopy-{n}"));
-        assert_eq!(workers.len(), 1);
-        assert_eq!(cpus_in(&format!("{}/status", workers[0])), CpuList::from_iter([cpu]), "kept on its CPU");
+        assert_eq!(cpus_in(&format!("{}/status", worker(n))), CpuList::from_iter([cpu]), "kept on its CPU");
     }
     let more = ParallelCopier::builder().threads(allowed.len() + 1).build().unwrap_err();
     let text = format!("the calling thread may use CPUs {allowed} and keeps one for itself");
@@ -410,8 +412,7 @@ fn signals_go_to_the_program_s_own_threads() {
     }
     subject::alone(|| {
         let _copier = copier();
-        let workers = threads_called("gdrcopy-0");
-        let status = fs::read_to_string(format!("{}/status", workers[0])).unwrap();
+        let status = fs::read_to_string(format!("{}/status", worker(0))).unwrap();
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
         let blocked = u64::from_str_radix(blocked, 16).unwrap();
         let is_blocked = |signal: i32| blocked & (1 << (signal - 1)) != 0;
