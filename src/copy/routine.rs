@@ -11,8 +11,8 @@ use super::scalar;
 
 /// One way of copying to and from device memory: a set of instructions with a name.
 ///
-/// All instances are `'static`: [`preferred`] gives the best one of this machine, [`by_name`] a chosen one,
-/// [`routines`] all of them.
+/// All instances are `'static`: [`preferred`](super::preferred) gives the best one of this machine,
+/// [`by_name`](super::by_name) a chosen one, [`routines`](super::routines) all of them.
 pub struct Routine {
     name: &'static str,
     needs: &'static [Need],
@@ -40,7 +40,7 @@ impl Routine {
         }
     }
 
-    /// The name that [`by_name`] takes: `"scalar"`, `"sse41"`, `"avx2"`, `"avx512"` or `"movdir64b"`.
+    /// The name that [`by_name`](super::by_name) takes: `"scalar"`, `"sse41"`, `"avx2"`, `"avx512"` or `"movdir64b"`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name

@@ -25,15 +25,19 @@ impl Classes {
         Some(Self { up_to: if rest.is_empty() { usize::MAX } else { up_to }, routine, others })
     }
 
-    #[inline]
+    /// Written out, and inlined with it: a call in here would make the copy around it save its registers.
+    #[inline(always)]
     fn of(&self, len: usize) -> &'static Routine {
-        if len <= self.up_to { self.routine } else { self.past_the_first(len) }
-    }
-
-    #[inline(never)]
-    fn past_the_first(&self, len: usize) -> &'static Routine {
-        let found = self.others.iter().find(|(up_to, _)| len <= *up_to);
-        found.map_or(self.routine, |(_, routine)| routine)
+        let [second, third, fourth] = self.others;
+        if len <= self.up_to {
+            self.routine
+        } else if len <= second.0 {
+            second.1
+        } else if len <= third.0 {
+            third.1
+        } else {
+            fourth.1
+        }
     }
 }
 
@@ -57,13 +61,13 @@ impl Routines {
     }
 
     /// The one that stores `len` bytes. A comparison, where one routine does for all sizes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn store(&self, len: usize) -> &'static Routine {
         self.store.of(len)
     }
 
     /// The one that loads `len` bytes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn load(&self, len: usize) -> &'static Routine {
         self.load.of(len)
     }

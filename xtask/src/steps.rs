@@ -77,7 +77,6 @@ pub(crate) const ALL: &[Step] = &[
         about: "NCCL and NVSHMEM from PyPI (400 MB, once) open the library",
         run: real_clients::current,
     },
-    Step { name: "bundle", about: "cargo xtask gpu-bundle, below its size limit", run: gpu_bundle },
     Step { name: "module packages", about: "kernels and tools for the steps that follow", run: vm::step_packages },
     Step {
         name: "module build",
@@ -94,12 +93,20 @@ pub(crate) const ALL: &[Step] = &[
     Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
 ];
 
-/// Steps that run with `--full` or when named: what they show beyond the others is seldom worth their downloads.
-pub(crate) const FULL: &[Step] = &[Step {
-    name: "c older clients",
-    about: "with --full: the oldest NCCL and NVSHMEM in use (250 MB, once) open the library",
-    run: real_clients::older,
-}];
+/// Steps that run with `--full` or when named: what they show beyond the others is seldom worth their downloads or their
+/// time.
+pub(crate) const FULL: &[Step] = &[
+    Step {
+        name: "c older clients",
+        about: "with --full: the oldest NCCL and NVSHMEM in use (250 MB, once) open the library",
+        run: real_clients::older,
+    },
+    Step {
+        name: "bundle",
+        about: "with --full: cargo xtask gpu-bundle, below its size limit; everything built once more, as released",
+        run: gpu_bundle,
+    },
+];
 
 pub(crate) fn every() -> impl Iterator<Item = &'static Step> {
     ALL.iter().chain(FULL)
