@@ -35,7 +35,7 @@ usage: cargo xtask COMMAND
 
   ci [--list] [--full] [STEP...]
                             run every step, or the named ones, and print a summary; --list names the steps, --full adds
-                            those that are seldom worth their downloads
+                            those that are seldom worth their downloads or their time
   gpu-bundle [--out DIR]    collect release programs and tests for a machine with a GPU (default: bundle/ at the root)
   instructions [--bless]    count the copy path's instructions under valgrind and compare with benches/instructions.txt, or
                             write them there

@@ -42,16 +42,10 @@ pub(crate) const ALL: &[Step] = &[
         about: "the measuring programs as released, on the emulated backend, their JSON checked",
         run: tools_smoke,
     },
-    Step { name: "benches", about: "every benchmark once, on the emulated backend", run: benches },
     Step {
         name: "instructions",
         about: "the copy path's instructions per call under valgrind, where it is installed",
         run: instructions::check,
-    },
-    Step {
-        name: "limits smoke",
-        about: "the bench of the copy engine's targets on the emulated backend, its JSON checked",
-        run: limits_smoke,
     },
     Step { name: "c abi", about: "exported symbols, SONAME, headers as C and C++ by gcc and clang", run: abi::check },
     Step { name: "c tests", about: "C tests and replays of clients on the emulated backend", run: c_programs::tests },
@@ -59,11 +53,6 @@ pub(crate) const ALL: &[Step] = &[
         name: "c gdrdrv",
         about: "the same on backend gdrdrv, over a stand-in for modules 2.0 to 2.6",
         run: c_programs::tests_over_gdrdrv,
-    },
-    Step {
-        name: "c vulkan",
-        about: "the library with backend vulkan: what it says where there is no Vulkan loader",
-        run: c_programs::with_vulkan,
     },
     Step { name: "c memcheck", about: "the same under valgrind, where it is installed", run: c_programs::memcheck },
     Step { name: "c sanitize", about: "the same built with AddressSanitizer", run: c_programs::sanitize },
@@ -85,11 +74,6 @@ pub(crate) const ALL: &[Step] = &[
     },
     Step { name: "module vm 6.1", about: "the module's tests in a virtual machine, Linux 6.1", run: vm::step_6_1 },
     Step { name: "module vm 6.12", about: "the module's tests in a virtual machine, Linux 6.12", run: vm::step_6_12 },
-    Step {
-        name: "module contract",
-        about: "the library's contract suite over the module, in a virtual machine, Linux 6.12",
-        run: vm::step_contract,
-    },
     Step { name: "gpu tests", about: "the tests that need an NVIDIA GPU", run: gpu_tests },
 ];
 
@@ -100,6 +84,22 @@ pub(crate) const FULL: &[Step] = &[
         name: "c older clients",
         about: "with --full: the oldest NCCL and NVSHMEM in use (250 MB, once) open the library",
         run: real_clients::older,
+    },
+    Step { name: "benches", about: "with --full: every benchmark once, on the emulated backend", run: benches },
+    Step {
+        name: "limits smoke",
+        about: "with --full: the bench of the copy engine's targets on the emulated backend, its JSON checked",
+        run: limits_smoke,
+    },
+    Step {
+        name: "c vulkan",
+        about: "with --full: the library with backend vulkan: what it says where there is no Vulkan loader",
+        run: c_programs::with_vulkan,
+    },
+    Step {
+        name: "module contract",
+        about: "with --full: the library's contract suite over the module, in a virtual machine, Linux 6.12",
+        run: vm::step_contract,
     },
     Step {
         name: "bundle",
@@ -172,7 +172,7 @@ fn vulkan(log: &mut Log, _: &Workspace) -> Outcome {
         let reason = "Mesa's software driver is not installed (Debian: mesa-vulkan-drivers)";
         return Ok(Verdict::Skipped(reason.to_owned()));
     }
-    let test = ["test", "--locked", "-p", LIBRARY, "--features", "tools,vulkan"];
+    let test = ["test", "--locked", "-p", LIBRARY, "--features", "vulkan"];
     let unit = ["--lib", "vulkan::"];
     let whole = ["--test", "vulkan", "--test", "session_env"];
     for which in [&unit[..], &whole] {
