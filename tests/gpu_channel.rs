@@ -12,6 +12,8 @@
 )]
 #![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
 
+#[path = "common/env.rs"]
+mod env;
 #[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
 #[path = "gpu/support.rs"]
 mod support;
@@ -20,6 +22,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use env::from_env;
 use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Latest, Mailbox, Receiver, Sender};
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
 use gdrcopy::tool::clock::Clock;
@@ -33,10 +36,6 @@ const PTX: &str = include_str!("ptx/channel.ptx");
 /// No kernel outlives a test that died by much.
 const LIMIT: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(5);
-
-fn from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: not a number: {text}")))
-}
 
 fn session() -> Option<Session> {
     support::session(RmLevel::Vmm)
@@ -358,7 +357,7 @@ fn soak_to_the_gpu() {
 #[test]
 fn soak_to_the_host() {
     let Some(session) = session() else { return };
-    let count = (from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000) / 50).next_multiple_of(8).max(8);
+    let count = (from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000_u64) / 50).next_multiple_of(8).max(8);
     let module = module();
     let (sender, mut receiver) =
         builder().lines_to_host(1 << 12).kernel_limit(Duration::from_secs(600)).open(&session).unwrap();

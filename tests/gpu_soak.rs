@@ -1,7 +1,7 @@
 //! Long runs on a real GPU: what `post_line` and `publish` promise, read by a kernel while it is being written.
 //!
 //! By default they take about a second each. `GDRCOPY_SOAK_MESSAGES=10000000000` and `GDRCOPY_SOAK_ROUNDS=100000000` make
-//! them long: a minute and a half, and half a minute or so. Every soak has a control, in which the writer breaks the rule
+//! them long: half a minute for each routine and ten seconds, on an H200. Every soak has a control, in which the writer breaks the rule
 //! on purpose and the reader must notice.
 //!
 //! Without a GPU every test prints `SKIPPED` with the reason and passes. Kernels occupy the device: run them one at a time
@@ -15,6 +15,8 @@
 )]
 #![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
 
+#[path = "common/env.rs"]
+mod env;
 #[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
 #[path = "gpu/support.rs"]
 mod support;
@@ -23,6 +25,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use env::from_env;
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
 use gdrcopy::{BackendKind, Mapping, Session};
 use zerocopy::IntoBytes;
@@ -36,10 +39,6 @@ const THREADS: u32 = 128;
 const COUNTS: usize = 64;
 /// Where the warps' counts begin, behind the word that stops them.
 const COUNTS_AT: usize = 128;
-
-fn from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: not a number: {text}")))
-}
 
 /// A session on the GPU that copies with this routine, or a line that says why there is none.
 fn session(routine: Option<&str>) -> Option<Session> {
@@ -216,7 +215,7 @@ fn torn(
 fn torn_by(routine: &str) {
     let Some(session) = session(Some(routine)) else { return };
     let module = Module::load(0, PTX).unwrap();
-    let messages = from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000);
+    let messages: u64 = from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000);
     let mut all = Torn::default();
     // Few lines, each rewritten every few nanoseconds; and more than the readers can look at between two messages.
     for lines in [8, 64, 512] {
@@ -363,7 +362,7 @@ fn order(session: &Session, module: &Module, acquire: bool, rounds: u64, publish
 fn whoever_sees_the_flag_sees_the_data() {
     let Some(session) = session(None) else { return };
     let module = Module::load(0, PTX).unwrap();
-    let rounds = from_env("GDRCOPY_SOAK_ROUNDS", 2_000_000);
+    let rounds: u64 = from_env("GDRCOPY_SOAK_ROUNDS", 2_000_000);
     let (mut checked, mut wrong) = (0, 0);
     for acquire in [true, false] {
         let counts = order(&session, &module, acquire, rounds.div_ceil(2), |mapping, at, data, flag_at, flag| {

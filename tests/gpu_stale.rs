@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 mod common {
+    pub(crate) mod env;
     pub(crate) mod stale_memory;
     pub(crate) mod stale_probe;
     pub(crate) mod stale_process;
@@ -36,6 +37,7 @@ mod common {
 
 use gdrcopy::BackendKind;
 
+use common::env::from_env;
 use common::stale_memory::{Memory, PER_NEIGHBOUR, neighbour, owner, prove_tags, sockets};
 use common::stale_probe;
 use common::stale_process::{Crew, MAX_NEIGHBOURS, MAX_WORKERS, Shared, adopt_orphans, alone};
@@ -48,13 +50,6 @@ const SECONDS: u64 = 240;
 /// Each has a process with a CUDA context and a Vulkan device at any time.
 #[cfg(feature = "vulkan")]
 const VULKAN_WORKERS: usize = 6;
-
-fn from_env(name: &str, otherwise: u64) -> u64 {
-    match std::env::var(name) {
-        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name} is '{value}', not a number")),
-        Err(_) => otherwise,
-    }
-}
 
 /// Past the test harness, which keeps the output of tests that pass to itself.
 fn say(text: &str) {

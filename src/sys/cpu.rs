@@ -122,8 +122,8 @@ pub(crate) fn pin_to(cpu: u32) -> io::Result<()> {
     keep_on(&[cpu].into_iter().collect())
 }
 
-/// Keeps the calling thread on these CPUs, as far as its cpuset has them.
-pub(crate) fn keep_on(cpus: &CpuList) -> io::Result<()> {
+/// These CPUs as the system wants them; `EINVAL` for a number that is none.
+fn set_of(cpus: &CpuList) -> io::Result<libc::cpu_set_t> {
     // SAFETY: as in `allowed`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for cpu in cpus.iter() {
@@ -133,6 +133,12 @@ pub(crate) fn keep_on(cpus: &CpuList) -> io::Result<()> {
         // SAFETY: sets one bit of `set`, whose size was checked above.
         unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
     }
+    Ok(set)
+}
+
+/// Keeps the calling thread on these CPUs, as far as its cpuset has them.
+pub(crate) fn keep_on(cpus: &CpuList) -> io::Result<()> {
+    let set = set_of(cpus)?;
     // SAFETY: `set` is live and of the size given; 0 is the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
@@ -161,13 +167,7 @@ pub(crate) fn siblings(cpu: u32) -> CpuList {
 
 /// Keeps another thread, whose handle shows that it has been neither joined nor detached, on `cpu`.
 pub(crate) fn pin_thread<T>(thread: &JoinHandle<T>, cpu: u32) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE.unsigned_abs() {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    // SAFETY: as in `allowed`.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: sets one bit of `set`, whose size was checked above.
-    unsafe { libc::CPU_SET(usize_of(u64::from(cpu)), &mut set) };
+    let set = set_of(&[cpu].into_iter().collect())?;
     // SAFETY: `set` is live and of the size given, and the handle stands for a thread that can still be joined.
     match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size_of_val(&set), &raw const set) } {
         0 => Ok(()),

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use gdrcopy::agent::{AgentOptions, PushAgent, Segment};
 
+use crate::alone;
+use crate::common::env::from_env;
 use crate::support::pattern;
-use crate::{alone, from_env};
 
 fn segment(offset: usize, bytes: usize, at: usize) -> Segment {
     Segment { range: 0, offset, bytes, at }

@@ -9,9 +9,10 @@ use gdrcopy::ErrorKind;
 use gdrcopy::agent::{AgentOptions, PushAgent};
 use gdrcopy::cuda::{Module, PinnedHost, Priority};
 
+use crate::alone;
+use crate::common::env::from_env;
 use crate::common::fork;
 use crate::support::{self, check, pattern};
-use crate::{alone, from_env};
 
 const LOAD: &str = include_str!("../../src/ptx/load.ptx");
 

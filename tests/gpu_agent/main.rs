@@ -44,10 +44,3 @@ impl Drop for Alone {
         unsafe { libc::alarm(0) };
     }
 }
-
-fn from_env(name: &str, otherwise: usize) -> usize {
-    match std::env::var(name) {
-        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name} is '{value}', not a number")),
-        Err(_) => otherwise,
-    }
-}
