@@ -135,9 +135,10 @@ fn count(log: &mut Log, workspace: &Workspace) -> Result<Option<Counts>, String>
     Ok(Some(counts))
 }
 
-/// Compiles the benches and returns the one that is counted.
+/// Compiles the benches and returns the one that is counted. With the features of the programs, whose release build has the
+/// library by then.
 fn build(log: &mut Log) -> Result<PathBuf, String> {
-    let args = ["bench", "--locked", "-p", LIBRARY, "--bench", "instructions", "--no-run"];
+    let args = ["bench", "--locked", "-p", LIBRARY, "--features", "tools", "--bench", "instructions", "--no-run"];
     let messages = capture(log, cargo(args.into_iter().chain(["--message-format=json-render-diagnostics"])))?;
     executable(&messages).ok_or_else(|| "cargo names no executable for the bench `instructions`".to_owned())
 }
