@@ -63,10 +63,13 @@ const OP: &str = "policy";
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "tools", derive(serde::Serialize))]
 pub enum CopyDirection {
     /// Writes.
+    #[cfg_attr(feature = "tools", serde(rename = "h2d"))]
     HostToDevice,
     /// Reads.
+    #[cfg_attr(feature = "tools", serde(rename = "d2h"))]
     DeviceToHost,
 }
 
@@ -79,6 +82,15 @@ impl CopyDirection {
         match self {
             Self::HostToDevice => "h2d",
             Self::DeviceToHost => "d2h",
+        }
+    }
+
+    /// `Host to device` or `Device to host`.
+    #[must_use]
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Self::HostToDevice => "Host to device",
+            Self::DeviceToHost => "Device to host",
         }
     }
 }

@@ -155,7 +155,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(args)?;
-    let mut sinks = args.outputs.open_with(&args.plot)?;
+    let sinks = args.outputs.open_with(&args.plot)?;
 
     let rig = Rig::new(TOOL, &args.common, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -196,18 +196,13 @@ fn run(args: &Args) -> Result<(), Failure> {
         let subject = Subject { rig: &rig, mapping: &mapping, copiers: &copiers };
         measure(&plan, &subject, series, locked.transpose()?, &mut bench, &mut report.results)
     };
-    report.partial = fail::is_partial(&outcome);
+    report.settle(outcome)?;
     if !report.partial {
-        outcome?;
         for line in closing(&report, &bench) {
             sinks.screen.line(&line)?;
         }
     }
-    sinks.draw(|| plot::bandwidths(&report))?;
-    sinks.write(&report)?;
-    if report.partial {
-        return Err(Failure::Interrupted);
-    }
+    sinks.finish(&report, || plot::bandwidths(&report))?;
     mapping.unmap()?;
     Ok(())
 }

@@ -56,12 +56,6 @@ impl Failure {
     }
 }
 
-/// Whether the user ended a run, so that what it found until then is to be reported.
-#[must_use]
-pub fn is_partial(outcome: &Result<(), Failure>) -> bool {
-    matches!(outcome, Err(Failure::Interrupted))
-}
-
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

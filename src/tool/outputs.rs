@@ -104,30 +104,25 @@ impl Sinks {
         }
     }
 
-    /// Writes what was asked for. After [`Sinks::draw`], where there is something to draw.
+    /// Writes the picture and the results, each where it was asked for; no picture of a run that ended before its first row.
     ///
     /// # Errors
     ///
-    /// A target cannot be written.
-    pub fn write<R: Record>(self, report: &Report<R>) -> Result<(), Failure> {
+    /// There is nothing to draw, or a target cannot be written; [`Failure::Interrupted`] after a partial report.
+    pub fn finish<R: Record>(
+        self,
+        report: &Report<R>,
+        picture: impl FnOnce() -> Result<String, Failure>,
+    ) -> Result<(), Failure> {
+        if let Some(target) = self.plot.filter(|_| !(report.partial && report.results.is_empty())) {
+            target.write(&picture()?)?;
+        }
         if let Some(target) = self.json {
             target.write(&report.to_json())?;
         }
         if let Some(target) = self.csv {
             target.write(&report.to_csv())?;
         }
-        Ok(())
-    }
-
-    /// Writes the picture, if one was asked for.
-    ///
-    /// # Errors
-    ///
-    /// There is nothing to draw, or the target cannot be written.
-    pub fn draw(&mut self, picture: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
-        match self.plot.take() {
-            Some(target) => target.write(&picture()?),
-            None => Ok(()),
-        }
+        if report.partial { Err(Failure::Interrupted) } else { Ok(()) }
     }
 }

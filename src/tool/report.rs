@@ -5,12 +5,14 @@
 use serde::Serialize;
 
 use super::clock::Clock;
+use super::fail::Failure;
 use super::flags::size_in_words;
 use super::host::Host;
 use super::measure::Measured;
 use super::stats::{Samples, nanoseconds};
 use crate::backend::BackendKind;
 use crate::mapping::Mapping;
+pub use crate::policy::CopyDirection as Direction;
 use crate::sys::num::u64_of;
 
 /// Version of the layout below.
@@ -65,37 +67,6 @@ pub struct MappingReport {
     pub bytes: u64,
     /// Copy routine of whole lines.
     pub routine: String,
-}
-
-/// Which way the bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Direction {
-    /// Host to device.
-    #[serde(rename = "h2d")]
-    HostToDevice,
-    /// Device to host.
-    #[serde(rename = "d2h")]
-    DeviceToHost,
-}
-
-impl Direction {
-    /// As in the report.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::HostToDevice => "h2d",
-            Self::DeviceToHost => "d2h",
-        }
-    }
-
-    /// As in a sentence.
-    #[must_use]
-    pub const fn in_words(self) -> &'static str {
-        match self {
-            Self::HostToDevice => "Host to device",
-            Self::DeviceToHost => "Device to host",
-        }
-    }
 }
 
 /// What a figure means.
@@ -313,6 +284,16 @@ impl<R: Record> Report<R> {
             hiccups: None,
             results: Vec::new(),
         }
+    }
+
+    /// Takes note of how measuring ended: what was found until Ctrl-C is a report, too.
+    ///
+    /// # Errors
+    ///
+    /// Every other failure.
+    pub fn settle(&mut self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        self.partial = matches!(outcome, Err(Failure::Interrupted));
+        if self.partial { Ok(()) } else { outcome }
     }
 
     /// The facts above the tables.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use self::bins::Histogram;
 use super::clock::{Clock, Stop};
-use super::fail::{self, Failure};
+use super::fail::Failure;
 use super::flags::{self, Binary, Values, size_in_words};
 use super::interrupt;
 use super::measure::Sampler;
@@ -116,7 +116,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let sizes = sizes(args)?;
-    let mut sinks = args.outputs.open_with(&args.plot)?;
+    let sinks = args.outputs.open_with(&args.plot)?;
     let largest = sizes.iter().copied().max().unwrap_or(DEFAULT_BUFFER);
     let rig = Rig::new(TOOL, &args.common, usize_of(largest))?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -134,16 +134,11 @@ fn run(args: &Args) -> Result<(), Failure> {
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
     sinks.begin(sizes.len());
     let outcome = measure(args, &rig, &clock, &sizes, &sinks, &mut report.results);
-    report.partial = fail::is_partial(&outcome);
-    if !report.partial {
-        outcome?;
-    }
+    report.settle(outcome)?;
     for line in details(&report.results) {
         sinks.screen.line(&line)?;
     }
-    sinks.draw(|| picture(&report))?;
-    sinks.write(&report)?;
-    if report.partial { Err(Failure::Interrupted) } else { Ok(()) }
+    sinks.finish(&report, || picture(&report))
 }
 
 /// Size after size, each a row of means.

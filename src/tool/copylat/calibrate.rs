@@ -66,13 +66,8 @@ fn table(policy: &Policy, direction: CopyDirection) -> Vec<String> {
     let row = |sizes: &str, routine: &str, best: &str, times: &str| {
         format!("{sizes:>19} {routine:<10} {best:<19} {times}").trim_end().to_owned()
     };
-    let mut lines = vec![
-        match direction {
-            CopyDirection::HostToDevice => "Host to device".to_owned(),
-            CopyDirection::DeviceToHost => "Device to host".to_owned(),
-        },
-        row("sizes [B]", "routine", "best", "p50 [ns] of the best candidates"),
-    ];
+    let mut lines =
+        vec![direction.in_words().to_owned(), row("sizes [B]", "routine", "best", "p50 [ns] of the best candidates")];
     let mut from = 1;
     loop {
         let choice = policy.explain(direction, from);

@@ -36,7 +36,7 @@ fn run(args: &Args) -> Result<(), Failure> {
         return calibrate::run(args, path);
     }
     let plan = Plan::new(args)?;
-    let mut sinks = args.outputs.open_with(&args.plot)?;
+    let sinks = args.outputs.open_with(&args.plot)?;
 
     let rig = Rig::new(TOOL, &args.common, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -79,18 +79,13 @@ fn run(args: &Args) -> Result<(), Failure> {
         let subject = Subject { plan: &plan, rig: &rig, mapping: &mapping, listener: listener.as_ref() };
         measure(&subject, series, locked.transpose()?, &mut bench, &mut report.results)
     };
-    report.partial = fail::is_partial(&outcome);
+    report.settle(outcome)?;
     if !report.partial {
-        outcome?;
         for line in closing(&report, &bench, rig.is_emulated()) {
             sinks.screen.line(&line)?;
         }
     }
-    sinks.draw(|| plot::copies(&report))?;
-    sinks.write(&report)?;
-    if report.partial {
-        return Err(Failure::Interrupted);
-    }
+    sinks.finish(&report, || plot::copies(&report))?;
     mapping.unmap()?;
     Ok(())
 }

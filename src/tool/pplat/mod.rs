@@ -37,7 +37,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(args)?;
-    let mut sinks = args.outputs.open_with(&args.plot)?;
+    let sinks = args.outputs.open_with(&args.plot)?;
     let [flags, data, answers] = plan.areas.map(|bytes| bytes.next_multiple_of(AREA));
     let (data_at, answers_at, bytes) = (flags, flags + data, flags + data + answers);
 
@@ -75,17 +75,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     // One step more: the host alone.
     sinks.begin(plan.rows.len() + 1);
     let outcome = bench.run(&sinks.screen, &mut report);
-    report.partial = fail::is_partial(&outcome);
-    if !report.partial {
-        outcome?;
-    }
-    if !report.results.is_empty() {
-        sinks.draw(|| picture::draw(&report))?;
-    }
-    sinks.write(&report)?;
-    if report.partial {
-        return Err(Failure::Interrupted);
-    }
+    report.settle(outcome)?;
+    sinks.finish(&report, || picture::draw(&report))?;
     let wrong: u64 = report.results.iter().map(|ping| ping.wrong_messages).sum();
     if wrong > 0 {
         return Err(Failure::run(format!(
