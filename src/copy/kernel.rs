@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::fence;
 use super::fixed::LineStore;
 use super::plan::{LINE_BYTES, Plan};
 use super::routine::Routine;
@@ -15,11 +16,11 @@ pub(super) struct Need {
     pub(super) present: fn() -> bool,
 }
 
-/// One instruction set: four primitives on lines, from which [`store`] and [`load`] make every copy.
+/// One instruction set: four primitives on lines, from which [`store`] and [`Leaf::load`] make every copy.
 ///
 /// Common duties: the device range and the host range are valid for the stated bytes and do not overlap, and
 /// [`Leaf::is_available`] holds. No primitive fences.
-pub(super) trait Leaf {
+pub(super) trait Leaf: Sized {
     const NAME: &'static str;
     /// Empty for instructions that every x86-64 has.
     const NEEDS: &'static [Need];
@@ -41,6 +42,22 @@ pub(super) trait Leaf {
 
     /// Loads 1 to 63 bytes that lie inside one line; may load that whole line, and no other.
     unsafe fn load_part(dst: *mut u8, src: *const u8, len: usize);
+
+    /// Loads `len` bytes; a line that the range touches is loaded once.
+    ///
+    /// Begins with LFENCE. A load that the processor begins behind a branch that it guessed wrong is thrown away when it
+    /// arrives, and the same line cannot be asked for again before that: the copy takes two round trips. Behind the fence
+    /// all branches of before are decided. Measured on an H200 with calls that nothing foretells, 16 lines: 2.02 us
+    /// without, 1.07 us for those that were guessed right. What follows once a core's fill buffers are taken needs no
+    /// fence, for there the guess is put right before a buffer is free.
+    ///
+    /// # Safety
+    ///
+    /// The common duties, for `len` bytes at `dst` and for the whole lines around `len` bytes at `src`.
+    unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the same duties.
+        unsafe { load_in_parts::<Self>(dst, src, len) };
+    }
 }
 
 /// Stores `len` bytes, each once.
@@ -71,15 +88,16 @@ pub(super) unsafe fn store<L: Leaf>(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Loads `len` bytes; a line that the range touches is loaded once.
+/// [`Leaf::load`] by the other primitives.
 ///
 /// # Safety
 ///
-/// The duties of [`Leaf`], for `len` bytes at `dst` and for the whole lines around `len` bytes at `src`.
-pub(super) unsafe fn load<L: Leaf>(dst: *mut u8, src: *const u8, len: usize) {
+/// As [`Leaf::load`].
+pub(super) unsafe fn load_in_parts<L: Leaf>(dst: *mut u8, src: *const u8, len: usize) {
     let Plan { head_bytes, lines, tail_bytes } = Plan::new(src.addr(), len);
     let body = head_bytes;
     let tail = body + lines * LINE_BYTES;
+    fence::load();
     // Nothing here waits for loaded data, so the processor has all these loads in flight at once.
     if head_bytes > 0 {
         // SAFETY: the head ends at the range's end or at the first line boundary, whichever is first.

@@ -36,7 +36,7 @@ impl Routine {
             inlined: Inlined::new(L::LINE),
             is_available: L::is_available,
             store: kernel::store::<L>,
-            load: kernel::load::<L>,
+            load: L::load,
         }
     }
 
@@ -84,7 +84,7 @@ impl Routine {
         }
     }
 
-    /// Loads `dst.len()` bytes at `src` into `dst`, without a fence.
+    /// Loads `dst.len()` bytes at `src` into `dst`. What fences it has are for speed, and order nothing for the caller.
     ///
     /// A naturally aligned 1, 2, 4 or 8 bytes is one load instruction of that width. Other sizes fetch the whole
     /// 64-byte lines around the range, each once (`"scalar"`: the 8-byte words around it), in no order. Without fences

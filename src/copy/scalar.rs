@@ -6,6 +6,7 @@
 
 use std::arch::asm;
 
+use super::fence;
 use super::fixed::LineStore;
 use super::kernel::{Leaf, Need};
 use super::plan::{LINE_BYTES, for_each_piece};
@@ -119,6 +120,8 @@ pub(crate) unsafe fn store_single(dst: *mut u8, src: &[u8]) -> bool {
 pub(crate) unsafe fn load_single(dst: &mut [u8], src: *const u8) -> bool {
     macro_rules! load {
         ($load:ident) => {{
+            // Which arm it is must be certain before the bus is asked; see `Leaf::load`.
+            fence::load();
             // SAFETY: the caller vouches for `src`; its alignment was tested by the arm that got here.
             let value = unsafe { $load(src.cast()) };
             dst.copy_from_slice(&value.to_ne_bytes());

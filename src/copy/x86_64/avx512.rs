@@ -2,11 +2,14 @@
 //!
 //! Uses `zmm16`-`zmm31` and `k1` only.
 
+mod load;
+
 use std::arch::asm;
 
+use self::load::{Edges, load_some};
 use super::Line;
 use crate::copy::fixed::LineStore;
-use crate::copy::kernel::{Leaf, Need};
+use crate::copy::kernel::{Leaf, Need, load_in_parts};
 use crate::copy::plan::LINE_BYTES;
 
 pub(in crate::copy) struct Avx512;
@@ -147,6 +150,31 @@ impl Leaf for Avx512 {
             // SAFETY: as above; `skip + len <= 64` since a part lies inside one line.
             unsafe { load_part_by_way_of_the_stack(dst, line, part, len) };
         }
+    }
+
+    unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
+        let Some(edges) = Edges::new(dst.addr(), src.addr(), len) else {
+            // SAFETY: the same contract.
+            return unsafe { load_in_parts::<Self>(dst, src, len) };
+        };
+        let Edges { skip, lines, first, last } = edges;
+        let (mut dst, mut src) = (dst.wrapping_sub(skip), src.wrapping_sub(skip));
+        if lines <= 16 {
+            // SAFETY: `edges` says which lanes of the lines around the range belong to it.
+            return unsafe { load_some::<true>(dst, src, lines, first, last) };
+        }
+        // SAFETY: as above; the first line's lanes from `first` on, and 15 lines that are whole.
+        unsafe { load_some::<true>(dst, src, 16, first, u64::MAX) };
+        let mut left = lines - 16;
+        (dst, src) = (dst.wrapping_add(16 * LINE_BYTES), src.wrapping_add(16 * LINE_BYTES));
+        while left > 16 {
+            // SAFETY: behind the first line and before the last, all lines are whole.
+            unsafe { lines!(16, "vmovntdqa", "vmovdqu64", dst, src) };
+            (dst, src) = (dst.wrapping_add(16 * LINE_BYTES), src.wrapping_add(16 * LINE_BYTES));
+            left -= 16;
+        }
+        // SAFETY: as above; of the last line the lanes up to `last`.
+        unsafe { load_some::<false>(dst, src, left, u64::MAX, last) };
     }
 }
 

@@ -57,4 +57,8 @@ impl<Rest: Leaf> Leaf for Movdir64b<Rest> {
         // SAFETY: the same contract.
         unsafe { Rest::load_part(dst, src, len) }
     }
+    unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the same contract.
+        unsafe { Rest::load(dst, src, len) }
+    }
 }
