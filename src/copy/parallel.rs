@@ -7,9 +7,9 @@
 //! GB/s with 1, 2 and 4 cores.
 
 mod builder;
+mod pieces;
 mod place;
 mod pool;
-mod share;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -19,18 +19,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::builder::ParallelCopierBuilder;
-use self::pool::{Crew, Job, Pool, Way};
-use self::share::{GRANULE_BYTES, Shares};
+use self::pieces::{GRANULE_BYTES, Pieces};
+use self::pool::{Job, Pool};
 use super::fence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
+use crate::policy::CopyDirection;
 use crate::sys::process::Owner;
 
 const OP: &str = "parallel copier";
 
-/// Bytes below which a write is not worth another core: half a microsecond of one core's stores, against 0.15 to 0.25 us
-/// for handing a share over.
-const WRITE_SHARE: usize = 8 << 10;
 /// Bytes from which waking workers pays: some 30 us of one core, twice what waking took in a virtual machine.
 const LONG_READ: usize = 32 << 10;
 const LONG_WRITE: usize = 512 << 10;
@@ -44,8 +42,8 @@ const LONG_WRITE: usize = 512 << 10;
 /// Waking is a system call, and can take longer than a copy: in a virtual machine it added 17 us to one that takes 4 us. So
 /// a copy is shared among the workers that are awake, and wakes the others only where it is a long one (a read
 /// of 32 KiB or more, a write of 512 KiB), or where the one before was short of workers as well and is no longer ago than
-/// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time. Nobody waits for a sleeper: whatever
-/// share a worker has not begun when the calling thread has finished its own, the calling thread does itself.
+/// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time. Nobody waits for a sleeper: a copy is
+/// cut into pieces, large ones first, and whoever is free takes the next, the calling thread too.
 ///
 /// It is bound to no mapping or session, and any number of threads may use it. One copy at a time has the workers; one
 /// that comes meanwhile is done by its calling thread alone. Copies too small to gain are done alone as well: reads that
@@ -153,17 +151,22 @@ impl ParallelCopier {
             return mapping.read(offset, to);
         }
         let device = mapping.at("read", offset, to.len())?;
-        let split = |threads| Shares::new(device.addr(), to.len(), threads);
-        let Some(team) = self.team(split, self.threads(), to.len() >= LONG_READ) else {
+        let most = Pieces::most_threads(device.addr(), to.len(), CopyDirection::DeviceToHost);
+        let Some(team) = self.team(self.threads().min(most), to.len() >= LONG_READ) else {
             return mapping.read(offset, to);
         };
-        // Taken once: another would end what may be done through the first.
-        let host = to.as_mut_ptr();
-        let job = |shares, n| job(mapping, Way::Load, device, host, shares, n);
-        // Before the offers: this core's earlier writes leave it first, and the workers' loads see them.
+        let job = Job {
+            routine: mapping.routines.load(to.len() / team.threads()),
+            device,
+            host: to.as_mut_ptr(),
+            len: to.len(),
+            threads: team.threads(),
+            direction: CopyDirection::DeviceToHost,
+        };
+        // Before the copy is opened: this core's earlier writes leave it first, and the workers' loads see them.
         fence::full();
-        // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines; the shares
-        // of `to` do not overlap; both are borrowed until the team is done.
+        // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines; both sides
+        // are borrowed until the team is done.
         unsafe { team.run(job) };
         fence::load();
         Ok(())
@@ -177,17 +180,23 @@ impl ParallelCopier {
     #[inline]
     pub fn write(&self, mapping: &Mapping<'_>, offset: usize, from: &[u8]) -> Result<()> {
         self.check("write")?;
-        let threads = self.write_threads.min(from.len() / WRITE_SHARE);
-        if threads < 2 {
-            return mapping.write(offset, from);
-        }
-        let device = mapping.at("write", offset, from.len())?;
-        let split = |threads| Shares::new(device.addr(), from.len(), threads);
-        let Some(team) = self.team(split, threads, from.len() >= LONG_WRITE) else {
+        let most = Pieces::most_threads(0, from.len(), CopyDirection::HostToDevice);
+        let Some(threads) = Some(self.write_threads.min(most)).filter(|&threads| threads > 1) else {
             return mapping.write(offset, from);
         };
-        let job = |shares, n| job(mapping, Way::Store, device, from.as_ptr().cast_mut(), shares, n);
-        // Before the offers: an earlier write of this core to the same bytes must not arrive after a worker's.
+        let device = mapping.at("write", offset, from.len())?;
+        let Some(team) = self.team(threads, from.len() >= LONG_WRITE) else {
+            return mapping.write(offset, from);
+        };
+        let job = Job {
+            routine: mapping.routines.store(from.len() / team.threads()),
+            device,
+            host: from.as_ptr().cast_mut(),
+            len: from.len(),
+            threads: team.threads(),
+            direction: CopyDirection::HostToDevice,
+        };
+        // Before the copy is opened: an earlier write of this core to the same bytes must not arrive after a worker's.
         fence::store();
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
         // overlap and stores only read; both are borrowed until the team is done.
@@ -201,22 +210,17 @@ impl ParallelCopier {
         if self.owner.is_here() { Ok(()) } else { Err(elsewhere(op)) }
     }
 
-    /// Who shares a copy and how, unless there is nothing to share, no worker awake, or another copy has them.
+    /// Who shares a copy, unless there is nothing to share, no worker awake, or another copy has them.
     #[inline]
-    fn team(&self, split: impl Fn(usize) -> Shares, threads: usize, is_long: bool) -> Option<Team<'_>> {
-        let wanted = split(threads).count().checked_sub(1).filter(|&workers| workers > 0)?;
+    fn team(&self, threads: usize, is_long: bool) -> Option<Team<'_>> {
+        let wanted = threads.checked_sub(1).filter(|&workers| workers > 0)?;
         self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // From here on dropping the team gives the workers up.
-        let mut team =
-            Team { copier: self, shares: split(1), crew: self.pool.awake_ones(wanted), offered: Crew::default() };
-        if team.crew.len() < wanted && self.waking_pays(is_long) {
-            team.crew = Crew::first(wanted);
+        let mut team = Team { copier: self, hands: wanted, workers: self.pool.awake_of(wanted), wakes: false };
+        if team.workers < wanted && self.waking_pays(is_long) {
+            (team.workers, team.wakes) = (wanted, true);
         }
-        if team.crew == Crew::default() {
-            return None;
-        }
-        team.shares = split(team.crew.len() + 1);
-        Some(team)
+        (team.workers > 0).then_some(team)
     }
 
     /// Whether a copy that is short of workers wakes some.
@@ -239,57 +243,38 @@ fn elsewhere(op: &'static str) -> Error {
     .remedy("make a copier of its own in this process")
 }
 
-/// Share `n` of a copy.
-#[inline]
-fn job(mapping: &Mapping<'_>, way: Way, device: *mut u8, host: *mut u8, shares: Shares, n: usize) -> Job {
-    let range = shares.range(n);
-    Job {
-        routine: match way {
-            Way::Store => mapping.routines.store(range.len()),
-            Way::Load => mapping.routines.load(range.len()),
-        },
-        way,
-        device: device.wrapping_add(range.start),
-        host: host.wrapping_add(range.start),
-        len: range.len(),
-    }
-}
-
 /// The calling thread and some workers, for the time of one copy.
 struct Team<'a> {
     copier: &'a ParallelCopier,
-    shares: Shares,
-    crew: Crew,
-    /// Those who have a job.
-    offered: Crew,
+    /// The first so many workers may take part.
+    hands: usize,
+    /// So many of them are expected to.
+    workers: usize,
+    /// The sleepers among them are woken.
+    wakes: bool,
 }
 
 impl Team<'_> {
-    /// Runs a job for each share, the first of them on this thread.
+    fn threads(&self) -> usize {
+        self.workers + 1
+    }
+
+    /// Does a job, this thread too.
     ///
     /// # Safety
     ///
-    /// The duties of [`Job::run`] hold for each job, until this returns.
+    /// The routine is available; the device bytes lie in a live window; the host bytes are readable, for a read writable and
+    /// nobody else's, until this returns.
     #[inline]
-    unsafe fn run(mut self, mut job: impl FnMut(Shares, usize) -> Job) {
-        let pool = &self.copier.pool;
-        for (n, worker) in self.crew.iter().enumerate() {
-            let job = job(self.shares, n + 1);
-            // SAFETY: this team alone offers, each worker once; when it is dropped, all is finished.
-            unsafe { pool.offer(worker, job) };
-            self.offered.add(worker);
-        }
-        pool.wake_one(self.crew);
-        // SAFETY: the caller's duty.
-        unsafe { job(self.shares, 0).run() };
+    unsafe fn run(self, job: Job) {
+        // SAFETY: one team at a time; the rest is the caller's duty.
+        unsafe { self.copier.pool.run(job, self.hands, self.wakes) };
     }
 }
 
 impl Drop for Team<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this team offered a job to each of these.
-        unsafe { self.copier.pool.finish(self.offered) };
         self.copier.busy.store(false, Ordering::Release);
     }
 }

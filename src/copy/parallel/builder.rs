@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::place::Machine;
-use super::pool::{Crew, Pool};
+use super::pool::{MAX_WORKERS, Pool};
 use super::{OP, ParallelCopier};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::PciAddress;
@@ -19,7 +19,7 @@ const THREADS: usize = 8;
 /// Cores that write: two come within 3 per cent of all.
 const WRITE_THREADS: usize = 2;
 /// The most cores that can be asked for.
-const MAX_THREADS: usize = Crew::MAX + 1;
+const MAX_THREADS: usize = MAX_WORKERS + 1;
 /// How long a worker looks for its next job. The rest of 50 us is for falling asleep.
 const SPIN: Duration = Duration::from_micros(40);
 /// A worker copies and waits.

@@ -1,10 +1,10 @@
 //! The workers, and how work gets to them.
 //!
-//! Each worker watches a cache line of its own. The caller writes a job there and offers it; the worker takes the offer,
-//! works, and sets the line free. An offer that has not been taken when the caller has finished its own share is
-//! withdrawn, and the caller does that share too. So nobody waits for a worker that is asleep, or that the system has put
-//! aside: only for one that is at work. It also means that a wake-up which comes too late, or is lost, costs time and
-//! nothing else.
+//! A copy is cut into pieces, large ones first, and whoever is free takes the next. The caller writes what is to be done
+//! into one line that all workers look at, and takes pieces itself. When none are left it closes the copy and waits for
+//! those who are still at one. So nobody waits for a worker that is asleep, or that the system has put aside: only for one
+//! that is at work. It also means that a wake-up which comes too late, or is lost, costs time and nothing else, and that a
+//! core which is slow for a while, as a hyperthread beside a busy one is, gets less to do.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -15,161 +15,111 @@ use std::time::{Duration, Instant};
 
 use super::super::Routine;
 use super::super::fence;
-use crate::sys::num::usize_of;
+use super::pieces::Pieces;
+use crate::policy::CopyDirection;
 
-/// A share of a copy. The pointers are the caller's, who waits until the share is done.
+/// A copy. The pointers are the caller's, who waits until it is done.
 #[derive(Clone, Copy)]
 pub(super) struct Job {
     pub(super) routine: &'static Routine,
-    pub(super) way: Way,
     pub(super) device: *mut u8,
     pub(super) host: *mut u8,
     pub(super) len: usize,
-}
-
-/// Which way the bytes go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
-    Store,
-    Load,
+    /// Threads that it is cut up for, the calling one among them.
+    pub(super) threads: usize,
+    pub(super) direction: CopyDirection,
 }
 
 impl Job {
-    /// Copies, without fences.
+    /// Takes pieces until none are left.
     ///
     /// # Safety
     ///
-    /// The routine is available; `len` device bytes, and the whole lines around them, are mapped; the host bytes are
+    /// The routine is available; the device bytes, and the whole lines around them, are mapped; the host bytes are
     /// readable, for a load writable and no other thread's; and all of that until this returns.
-    pub(super) unsafe fn run(&self) {
-        match self.way {
-            Way::Store => {
-                // SAFETY: the caller's duty.
-                let from = unsafe { std::slice::from_raw_parts(self.host, self.len) };
-                // SAFETY: as above.
-                unsafe { self.routine.store(self.device, from) };
-            }
-            Way::Load => {
-                // SAFETY: the caller's duty.
-                let to = unsafe { std::slice::from_raw_parts_mut(self.host, self.len) };
-                // SAFETY: as above.
-                unsafe { self.routine.load(to, self.device) };
+    unsafe fn run(&self, next: &AtomicU32) {
+        let pieces = Pieces::new(self.device.addr(), self.len, self.threads, self.direction);
+        // What the pieces hold is ordered by the opening and the closing of the copy.
+        while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
+            let (device, host) = (self.device.wrapping_add(range.start), self.host.wrapping_add(range.start));
+            match self.direction {
+                CopyDirection::HostToDevice => {
+                    // SAFETY: a piece of the range that the caller vouches for.
+                    let from = unsafe { std::slice::from_raw_parts(host, range.len()) };
+                    // SAFETY: as above.
+                    unsafe { self.routine.store(device, from) };
+                }
+                CopyDirection::DeviceToHost => {
+                    // SAFETY: as above; this thread alone took the piece, and pieces do not overlap.
+                    let to = unsafe { std::slice::from_raw_parts_mut(host, range.len()) };
+                    // SAFETY: as above.
+                    unsafe { self.routine.load(to, device) };
+                }
             }
         }
     }
 
-    /// Copies as a core must that is not the caller's.
-    ///
-    /// # Safety
-    ///
-    /// As [`Job::run`].
-    unsafe fn run_fenced(&self) {
-        match self.way {
-            Way::Store => {
-                // SAFETY: the caller's duty.
-                unsafe { self.run() };
-                // Before the share is called done: what the caller writes then is seen after these bytes.
-                fence::store();
-            }
-            Way::Load => {
-                // Nothing that this core fetched before the offer may answer.
-                fence::full();
-                // SAFETY: the caller's duty.
-                unsafe { self.run() };
-                fence::load();
-            }
+    /// What makes this core's pieces part of the copy when it says that they are done.
+    fn fence(&self) {
+        match self.direction {
+            // What the caller writes then is seen after these bytes.
+            CopyDirection::HostToDevice => fence::store(),
+            CopyDirection::DeviceToHost => fence::load(),
         }
     }
 }
 
-/// The line is the caller's to write: there is no job, or it is done.
-const FREE: u32 = 0;
-/// There is a job that nobody has begun.
-const OFFERED: u32 = 1;
-/// The worker is at it.
-const TAKEN: u32 = 2;
-
-/// What passes between caller and worker: one line, alone in the pair of lines that processors like to fetch together.
-#[repr(align(128))]
-struct Desk {
-    state: AtomicU32,
-    /// Written by the caller while the state is `FREE`, read by whoever changed it from `OFFERED`.
+/// What is to be done, all of it in one line of 64 bytes: workers that wait share it, and one store of the caller's tells
+/// them all.
+#[repr(C, align(128))]
+struct Board {
+    /// The number of the copy: odd while it is open.
+    number: AtomicU32,
+    /// How many workers may take part.
+    hands: AtomicU32,
+    /// Written by the caller while no copy is open and no worker at one; read by workers that are [at](Worker::at) it.
     job: UnsafeCell<Option<Job>>,
 }
 
-/// Whether a worker sleeps. Apart from the desk, for it seldom changes and is looked at in every copy.
+/// The next piece. In a line of its own, for everybody writes it.
+#[repr(align(128))]
+struct Counter(AtomicU32);
+
+#[repr(align(128))]
+struct Worker {
+    /// The copy that it is at; 0 for none.
+    at: AtomicU32,
+    bed: Bed,
+}
+
+/// Whether a worker sleeps. Apart from the rest, for it seldom changes and is looked at in every copy.
 #[repr(align(128))]
 struct Bed {
     asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
-struct Worker {
-    desk: Desk,
-    bed: Bed,
-}
-
-/// Some of the workers, a bit for each.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Crew(u64);
-
-impl Crew {
-    /// The most workers there can be.
-    pub(super) const MAX: usize = 63;
-
-    /// The first `count` workers.
-    pub(super) fn first(count: usize) -> Self {
-        debug_assert!(count <= Self::MAX, "{count} workers");
-        Self((1 << count) - 1)
-    }
-
-    #[inline]
-    pub(super) fn add(&mut self, n: usize) {
-        self.0 |= 1 << n;
-    }
-
-    #[inline]
-    pub(super) fn len(self) -> usize {
-        usize_of(u64::from(self.0.count_ones()))
-    }
-
-    /// From the first to the last.
-    #[inline]
-    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let n = (left != 0).then(|| left.trailing_zeros())?;
-            left &= left - 1;
-            Some(usize_of(u64::from(n)))
-        })
-    }
-
-    /// From the last to the first.
-    #[inline]
-    fn backwards(self) -> impl Iterator<Item = usize> {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let n = left.checked_ilog2()?;
-            left ^= 1 << n;
-            Some(usize_of(u64::from(n)))
-        })
-    }
-}
+/// The most workers there can be.
+pub(super) const MAX_WORKERS: usize = 63;
 
 /// What the caller and the workers share.
 pub(super) struct Pool {
+    board: Board,
+    next: Counter,
     workers: Box<[Worker]>,
     spin: Duration,
     stop: AtomicBool,
 }
 
-// SAFETY: a job is written by one thread while the desk is free and read by one thread that took the offer, which the
-// desk's state orders; the pointers in it stay valid until the desk is free again, since the caller waits for that.
+const _: () = assert!(std::mem::offset_of!(Board, job) + size_of::<Option<Job>>() <= 64);
+
+// SAFETY: a job is written by one thread while no copy is open and nobody at one, and read by workers that the closing of
+// the copy waits for; the pointers in it stay valid until then.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
-/// Looks at the desk between two looks at the clock.
+/// Looks at the board between two looks at the clock.
 const LOOKS: usize = 16;
 
 /// How many others a woken worker wakes.
@@ -177,11 +127,15 @@ const WAKES: usize = 2;
 
 impl Pool {
     pub(super) fn new(workers: usize, spin: Duration) -> Self {
-        let worker = || Worker {
-            desk: Desk { state: AtomicU32::new(FREE), job: UnsafeCell::new(None) },
-            bed: Bed { asleep: AtomicBool::new(false), thread: OnceLock::new() },
-        };
-        Self { workers: (0..workers).map(|_| worker()).collect(), spin, stop: AtomicBool::new(false) }
+        let worker =
+            || Worker { at: AtomicU32::new(0), bed: Bed { asleep: AtomicBool::new(false), thread: OnceLock::new() } };
+        Self {
+            board: Board { number: AtomicU32::new(0), hands: AtomicU32::new(0), job: UnsafeCell::new(None) },
+            next: Counter(AtomicU32::new(0)),
+            workers: (0..workers).map(|_| worker()).collect(),
+            spin,
+            stop: AtomicBool::new(false),
+        }
     }
 
     /// Notes the thread that is worker `n`.
@@ -195,34 +149,40 @@ impl Pool {
         self.workers.iter().filter(is_awake).count()
     }
 
-    /// Offers a job to worker `n`.
+    /// How many of the first `hands` workers are awake.
+    #[inline]
+    pub(super) fn awake_of(&self, hands: usize) -> usize {
+        self.workers.iter().take(hands).filter(|worker| !worker.bed.is_asleep()).count()
+    }
+
+    /// Does a job together with those of the first `hands` workers that are awake or come in time; `wakes` wakes the others.
     ///
     /// # Safety
     ///
-    /// No other thread offers, the last offer to this worker was followed by [`Pool::finish`], and the duties of
-    /// [`Job::run`] hold until then.
+    /// No other thread is in here. The duties of [`Job::run`] hold until this returns.
     #[inline]
-    pub(super) unsafe fn offer(&self, n: usize, job: Job) {
-        let desk = &self.workers[n].desk;
-        // SAFETY: the desk is free, so the worker does not look, and no other thread offers.
-        unsafe { *desk.job.get() = Some(job) };
-        desk.state.store(OFFERED, Ordering::Release);
+    pub(super) unsafe fn run(&self, job: Job, hands: usize, wakes: bool) {
+        let number = self.board.number.load(Ordering::Relaxed).wrapping_add(1);
+        // SAFETY: no copy is open and no worker at one, and no other thread is in here.
+        unsafe { *self.board.job.get() = Some(job) };
+        self.next.0.store(0, Ordering::Relaxed);
+        self.board.hands.store(u32::try_from(hands).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.board.number.store(number, Ordering::Release);
+        // Closed also where a fault of this thread is made a panic on its way through here.
+        let open = Open { pool: self, number, hands };
+        if wakes {
+            self.wake_one(hands);
+        }
+        // SAFETY: the caller's duty.
+        unsafe { job.run(&self.next.0) };
+        drop(open);
     }
 
-    /// The first `wanted` workers that are awake, fewer if there are not so many.
-    #[inline]
-    pub(super) fn awake_ones(&self, wanted: usize) -> Crew {
-        let mut crew = Crew::default();
-        let awake = self.workers.iter().enumerate().filter(|(_, worker)| !worker.bed.is_asleep());
-        awake.take(wanted).for_each(|(n, _)| crew.add(n));
-        crew
-    }
-
-    /// Wakes the first sleeper of a crew. It wakes the others in turn.
-    #[inline]
-    pub(super) fn wake_one(&self, crew: Crew) {
-        if let Some(n) = crew.iter().find(|&n| self.workers[n].bed.is_asleep()) {
-            self.workers[n].bed.wake();
+    /// Wakes the first sleeper of the first `hands`. It wakes the others in turn.
+    #[cold]
+    fn wake_one(&self, hands: usize) {
+        if let Some(worker) = self.workers.iter().take(hands).find(|worker| worker.bed.is_asleep()) {
+            worker.bed.wake();
         }
     }
 
@@ -231,59 +191,45 @@ impl Pool {
         self.workers.iter().for_each(|worker| worker.bed.wake());
     }
 
-    /// Does what the workers of a crew have not begun, and waits for what they have.
-    ///
-    /// # Safety
-    ///
-    /// All of them were offered a job by this thread.
+    /// The number of the copy that worker `n` may take part in and has not seen yet.
     #[inline]
-    pub(super) unsafe fn finish(&self, crew: Crew) {
-        loop {
-            let mut at_work = false;
-            // From the back: sleepers are woken from the front.
-            for n in crew.backwards() {
-                let desk = &self.workers[n].desk;
-                match desk.state.load(Ordering::Acquire) {
-                    FREE => {}
-                    OFFERED if desk.change(OFFERED, FREE) => {
-                        // SAFETY: withdrawn, so the worker does not look, and this thread wrote it.
-                        if let Some(job) = unsafe { *desk.job.get() } {
-                            // SAFETY: the duties of `offer` still hold.
-                            unsafe { job.run() };
-                        }
-                    }
-                    _ => at_work = true,
-                }
-            }
-            if !at_work {
-                return;
-            }
-            spin_loop();
-        }
+    fn offer(&self, n: usize, seen: u32) -> Option<u32> {
+        let number = self.board.number.load(Ordering::Acquire);
+        let hands = usize::try_from(self.board.hands.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        (number % 2 == 1 && number != seen && n < hands).then_some(number)
     }
 
     /// The life of worker `n`.
     pub(super) fn work(&self, n: usize) {
-        let Worker { desk, bed } = &self.workers[n];
+        let Worker { at, bed } = &self.workers[n];
+        let mut seen = 0;
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            if desk.is_offered() && desk.change(OFFERED, TAKEN) {
-                // SAFETY: taken, so the caller does not write it.
-                if let Some(job) = unsafe { *desk.job.get() } {
-                    // SAFETY: the caller waits until the desk is free.
-                    unsafe { job.run_fenced() };
+            if let Some(number) = self.offer(n, seen) {
+                seen = number;
+                at.store(number, Ordering::Relaxed);
+                // Between the two: either the caller, who closes the copy and looks here, sees this worker at it, or this
+                // worker sees that it is closed. And nothing that this core fetched before may answer a load of the copy.
+                fence::full();
+                if self.board.number.load(Ordering::Acquire) == number {
+                    // SAFETY: the copy was open when this worker was at it already, so the caller waits.
+                    if let Some(job) = unsafe { *self.board.job.get() } {
+                        // SAFETY: as above.
+                        unsafe { job.run(&self.next.0) };
+                        job.fence();
+                    }
                 }
-                desk.state.store(FREE, Ordering::Release);
+                at.store(0, Ordering::Release);
                 last = Instant::now();
             }
             for _ in 0..LOOKS {
-                if desk.is_offered() {
+                if self.offer(n, seen).is_some() {
                     break;
                 }
                 spin_loop();
             }
-            if !desk.is_offered() && last.elapsed() >= self.spin {
-                self.sleep(desk, bed);
+            if last.elapsed() >= self.spin && self.offer(n, seen).is_none() {
+                self.sleep(n, seen, bed);
                 last = Instant::now();
             }
         }
@@ -291,14 +237,15 @@ impl Pool {
 
     /// Sleeps until woken.
     #[cold]
-    fn sleep(&self, desk: &Desk, bed: &Bed) {
+    fn sleep(&self, n: usize, seen: u32, bed: &Bed) {
         bed.asleep.store(true, Ordering::SeqCst);
-        while bed.is_asleep() && !desk.is_offered() && !self.stop.load(Ordering::SeqCst) {
+        while bed.is_asleep() && self.offer(n, seen).is_none() && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }
         bed.asleep.store(false, Ordering::Relaxed);
-        let waiting = self.workers.iter().filter(|other| other.desk.is_offered() && other.bed.is_asleep());
-        waiting.take(WAKES).for_each(|other| other.bed.wake());
+        let waiting =
+            self.workers.iter().enumerate().filter(|(n, other)| other.bed.is_asleep() && self.offer(*n, 0).is_some());
+        waiting.take(WAKES).for_each(|(_, other)| other.bed.wake());
     }
 
     /// Ends the lives of all workers, as soon as they are unparked.
@@ -307,15 +254,26 @@ impl Pool {
     }
 }
 
-impl Desk {
-    #[inline]
-    fn is_offered(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == OFFERED
-    }
+/// A copy that workers take part in.
+struct Open<'a> {
+    pool: &'a Pool,
+    number: u32,
+    hands: usize,
+}
 
+impl Drop for Open<'_> {
+    /// Closes the copy, and waits for those who are at it.
     #[inline]
-    fn change(&self, from: u32, to: u32) -> bool {
-        self.state.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn drop(&mut self) {
+        let closed = self.number.wrapping_add(1);
+        self.pool.board.number.store(closed, Ordering::Relaxed);
+        // See `work`.
+        fence::full();
+        for worker in self.pool.workers.iter().take(self.hands) {
+            while worker.at.load(Ordering::Acquire) == self.number {
+                spin_loop();
+            }
+        }
     }
 }
 
@@ -333,20 +291,5 @@ impl Bed {
         {
             thread.unpark();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_crew_is_counted_and_walked_both_ways() {
-        let mut crew = Crew::first(3);
-        crew.add(62);
-        assert_eq!(crew.len(), 4);
-        assert_eq!(crew.iter().collect::<Vec<_>>(), [0, 1, 2, 62]);
-        assert_eq!(crew.backwards().collect::<Vec<_>>(), [62, 2, 1, 0]);
-        assert_eq!((Crew::first(0).len(), Crew::first(0).iter().count(), Crew::first(Crew::MAX).len()), (0, 0, 63));
     }
 }

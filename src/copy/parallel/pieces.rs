@@ -1,0 +1,135 @@
+//! How a copy is cut up: pure arithmetic.
+
+use std::ops::Range;
+
+use super::super::plan::LINE_BYTES;
+use crate::policy::CopyDirection;
+use crate::sys::num::usize_of;
+
+/// Lines that a core has in flight at a time, and so the unit of work: fewer take as long, on a bus that is waited for.
+const GRANULE_LINES: usize = 16;
+pub(super) const GRANULE_BYTES: usize = GRANULE_LINES * LINE_BYTES;
+
+/// Bytes below which a write is not worth another core: half a microsecond of one core's stores, against 0.15 to 0.25 us
+/// for handing a share over.
+pub(super) const WRITE_BYTES: usize = 8 << 10;
+
+/// Pieces of a first round hold so many quarters of an even share.
+const FIRST_QUARTERS: usize = 3;
+/// Rounds of pieces, each for all threads: three quarters of the whole, then halves of what is left, then units.
+const ROUNDS: usize = 4;
+
+/// `len` bytes at device address `addr` in pieces that meet on line boundaries, so that no line is touched by two threads.
+///
+/// A piece is a whole number of units, but for where the range begins and ends. There is a round of large pieces, one for
+/// each thread, then rounds of smaller ones. So each thread asks few times, and one that is slow, or late, leaves what it
+/// does not get at to the others: they end within a unit of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pieces {
+    /// Bytes of the first line in front of the range.
+    skew: usize,
+    len: usize,
+    unit: usize,
+    units: usize,
+    threads: usize,
+    /// Units of a piece in each round; of the last round there are as many as it takes.
+    rounds: [usize; ROUNDS],
+}
+
+impl Pieces {
+    /// For so many threads, fewer if there is not a unit for each.
+    pub(super) fn new(addr: usize, len: usize, threads: usize, direction: CopyDirection) -> Self {
+        let unit = match direction {
+            CopyDirection::HostToDevice => WRITE_BYTES,
+            CopyDirection::DeviceToHost => GRANULE_BYTES,
+        };
+        let skew = addr % LINE_BYTES;
+        let units = if len == 0 { 0 } else { (skew + len).div_ceil(unit) };
+        let threads = threads.clamp(1, units.max(1));
+        let mut left = units;
+        let mut rounds = [1; ROUNDS];
+        for (n, round) in rounds.iter_mut().enumerate().take(ROUNDS - 1) {
+            let share = if n == 0 { left * FIRST_QUARTERS / 4 } else { left / 2 } / threads;
+            *round = share.max(1);
+            left = left.saturating_sub(*round * threads);
+        }
+        // The last round has all the rest, in pieces that get no smaller: a few hundred of them for the largest copies.
+        rounds[ROUNDS - 1] = (left / (8 * threads)).max(1);
+        Self { skew, len, unit, units, threads, rounds }
+    }
+
+    /// The most threads that a copy of this size has something for.
+    pub(super) fn most_threads(addr: usize, len: usize, direction: CopyDirection) -> usize {
+        match direction {
+            // A unit each, at least.
+            CopyDirection::HostToDevice => len / WRITE_BYTES,
+            CopyDirection::DeviceToHost => (addr % LINE_BYTES + len).div_ceil(GRANULE_BYTES),
+        }
+    }
+
+    /// The bytes of piece `n`, as offsets from the start of the range; `None` behind the last.
+    #[inline]
+    pub(super) fn range(self, n: u32) -> Option<Range<usize>> {
+        let mut n = usize_of(u64::from(n));
+        let mut start = 0;
+        for (round, &each) in self.rounds.iter().enumerate() {
+            if n < self.threads || round == ROUNDS - 1 {
+                start += n.saturating_mul(each);
+                let byte = |unit: usize| (unit * self.unit).saturating_sub(self.skew).min(self.len);
+                return (start < self.units).then(|| byte(start)..byte((start + each).min(self.units)));
+            }
+            n -= self.threads;
+            start += self.threads * each;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(pieces: Pieces) -> Vec<Range<usize>> {
+        (0..).map_while(|n| pieces.range(n)).collect()
+    }
+
+    #[test]
+    fn pieces_cover_the_range_and_meet_on_lines() {
+        let lens = (0..300).chain((300..9000).step_by(61)).chain([65_536, 1 << 20, 3 << 20]);
+        for len in lens {
+            for skew in (0..64).step_by(7).chain([63]) {
+                for threads in [1, 2, 3, 7, 8, 17] {
+                    for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+                        let pieces = Pieces::new(4096 + skew, len, threads, direction);
+                        let mut next = 0;
+                        for range in all(pieces) {
+                            assert_eq!(range.start, next, "{pieces:?}");
+                            assert!(!range.is_empty(), "{pieces:?} {range:?}");
+                            assert!(next == 0 || (skew + next).is_multiple_of(LINE_BYTES), "{pieces:?} {range:?}");
+                            next = range.end;
+                        }
+                        assert_eq!(next, len, "{pieces:?}");
+                        assert_eq!(pieces.range(u32::MAX), None);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_pieces_come_first_and_there_are_few() {
+        let sizes = |len, threads| {
+            all(Pieces::new(0, len, threads, CopyDirection::DeviceToHost))
+                .into_iter()
+                .map(|range| range.len() >> 10)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(64 << 10, 8), [[6; 8].as_slice(), &[1; 16]].concat());
+        assert_eq!(sizes(16 << 10, 4), [[3; 4].as_slice(), &[1; 4]].concat());
+        assert_eq!(sizes(256 << 10, 8), [[24; 8].as_slice(), &[4; 8], &[2; 8], &[1; 16]].concat());
+        assert_eq!(sizes(2 << 10, 8), [1, 1]);
+        assert!(sizes(0, 8).is_empty());
+        let count = all(Pieces::new(0, 64 << 20, 8, CopyDirection::DeviceToHost)).len();
+        assert!(count < 150, "{count}");
+    }
+}
