@@ -4,8 +4,10 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::engine::Launch;
+use super::memory::HostMemory;
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
+use crate::cuda::near;
 use crate::cuda::pointer::{Block, Pools};
 use crate::cuda::{Kernel, Module, Priority, Stream};
 use crate::error::{Error, ErrorKind, Feature, Result};
@@ -66,7 +68,7 @@ pub(super) struct Gpu {
     stream: Stream<'static>,
     threads: u32,
     /// Declared after those that refer to it, so it goes last.
-    _module: Loaded,
+    module: Loaded,
 }
 
 /// A module at an address of its own, unloaded on drop.
@@ -95,7 +97,14 @@ impl Gpu {
         let name = if threads <= NARROW { c"push" } else { c"push_wide" };
         let kernel = module.get().kernel(name)?;
         let stream = module.get().stream(Priority::High)?;
-        Ok(Self { kernel, stream, threads, _module: module })
+        Ok(Self { kernel, stream, threads, module })
+    }
+
+    /// Where in `memory`, 64 KiB of it, the kernel should poll: an offset. `report` is not in use yet.
+    pub(super) fn nearest(&self, memory: GpuAddr, report: &HostMemory) -> Result<usize> {
+        debug_assert!(report.len() >= near::REPORT_BYTES, "room for the report");
+        // SAFETY: the caller's memory is 64 KiB of this GPU's; `report` is larger, and freeing it waits for kernels.
+        unsafe { near::nearest(self.module.get(), memory, (report.ptr(), report.addr())) }
     }
 
     pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {

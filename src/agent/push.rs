@@ -25,6 +25,8 @@ const CHUNK: usize = 128 << 10;
 const CHUNKS: usize = 8;
 /// The same for a write: smaller, for nothing is under way while the first is copied.
 const PIECE: usize = 32 << 10;
+/// Room for a ring of the usual length in whichever page of it the kernel reaches soonest: one allocation is no smaller anyhow.
+const RING_SPACE: usize = 64 << 10;
 /// A chunk keeps its source's place in a line of 64 bytes, so that the kernel has nothing to shift.
 const SLOT: usize = CHUNK + 64;
 
@@ -174,20 +176,35 @@ impl<'a> PushAgent<'a> {
                 .remedy("name the device memory that the agent shall read"));
         }
 
-        let bells = Arc::new(session.alloc_on(options.gpu, LINE * index(options.ring))?);
-        let ring = session.pin(&bells)?.map()?;
+        let bounce = HostMemory::new(place, SLOT * CHUNKS)?;
+        #[cfg(feature = "cuda")]
+        let gpu = match place {
+            Place::Gpu(ordinal) => Some(super::gpu::Gpu::new(ordinal, options.threads)?),
+            Place::StandIn => None,
+        };
+        let ring_bytes = LINE * index(options.ring);
+        let bells = Arc::new(session.alloc_on(options.gpu, ring_bytes.max(RING_SPACE))?);
+        #[cfg(feature = "cuda")]
+        let near = match &gpu {
+            // A longer ring is in both halves of the cache anyhow.
+            Some(gpu) if ring_bytes <= crate::cuda::near::STRIDE => gpu.nearest(bells.addr(), &bounce)?,
+            _ => 0,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let near = 0;
+        let ring = session.pin(DeviceRange::from(&bells).slice(near..near + ring_bytes)?)?.map()?;
         drop(bells);
         if !ring.publish_is_ordered() {
             return Err(refused(Feature::Publish, "this GPU does not order a CPU's writes to its memory by itself"));
         }
         prepare(&ring, options.ring)?;
         let control = Arc::new(Control::new(place, options.ring, options.first_number)?);
-        let bounce = HostMemory::new(place, SLOT * CHUNKS)?;
 
         let (engine, ranges) = match place {
             #[cfg(feature = "cuda")]
-            Place::Gpu(ordinal) => {
-                let engine = Engine::Gpu(super::gpu::Gpu::new(ordinal, options.threads)?);
+            Place::Gpu(_) => {
+                let gpu = gpu.ok_or_else(|| refused(Feature::Operation, "no kernel was loaded"))?;
+                let engine = Engine::Gpu(gpu);
                 let ranges = pins.into_iter().map(|(addr, len, pinned)| Range { addr, len, _pinned: Some(pinned) });
                 (engine, ranges.collect())
             }

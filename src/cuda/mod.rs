@@ -22,6 +22,8 @@ use crate::gpu::GpuInfo;
 
 mod host;
 mod kernel;
+#[doc(hidden)]
+pub mod near;
 mod views;
 
 pub use host::{PinnedHost, memcpy_to_device, memcpy_to_host};

@@ -8,6 +8,7 @@
 // memory.
 
 #include "device.cuh"
+#include "near.cuh"
 
 struct Answer {
     u64 blocks;        // flags, data areas and answers

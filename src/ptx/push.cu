@@ -10,6 +10,7 @@
 // the next launch copies again.
 
 #include "device.cuh"
+#include "near.cuh"
 
 struct Push {
     u64 ring;          // Doorbell each, LINE apart

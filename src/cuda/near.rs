@@ -1,0 +1,65 @@
+//! Which of several places in device memory a kernel reaches soonest.
+//!
+//! A line belongs to one half of the L2 cache of a large GPU, and to poll one in the far half costs a round trip 0.1 to 0.3 us
+//! more (H200). No rule tells the halves apart from outside, so a kernel measures it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::kernel::{Module, Priority};
+use crate::error::Result;
+use crate::range::GpuAddr;
+use crate::sys::num::u64_of;
+
+/// Places that are compared: pages of one allocation of 64 KiB.
+pub const PLACES: usize = 16;
+/// How far apart they are: the half does not change within a page.
+pub const STRIDE: usize = 4096;
+/// Bytes of host memory that the kernel reports in.
+pub const REPORT_BYTES: usize = 4 * PLACES;
+/// How long it may take on a busy GPU.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The place that the SM of the next small block reaches soonest, as an offset from `memory`, of [`PLACES`] that are
+/// [`STRIDE`] apart. `module` has the kernel `near`, which reports in host memory.
+///
+/// On a GPU that is otherwise idle, a single block runs on the same SM every time, so it is the SM of a kernel that is launched
+/// next. Elsewhere the answer is as good as any.
+///
+/// # Errors
+///
+/// What CUDA reports.
+///
+/// # Safety
+///
+/// `memory` is device memory of the module's GPU, [`PLACES`] times [`STRIDE`] bytes of it. `report` is [`REPORT_BYTES`] of host
+/// memory that nobody else uses, with its address for the GPU.
+pub unsafe fn nearest(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) -> Result<usize> {
+    let kernel = module.kernel(c"near")?;
+    let stream = module.stream(Priority::High)?;
+    let words = [memory.raw(), u64_of(STRIDE), u64_of(PLACES), 0, report.1];
+    // SAFETY: the parameter's layout is held to the kernel's by a test; the memory is the caller's duty, and freeing it waits
+    // for the kernel where this gives up.
+    unsafe { kernel.launch(&stream, 1, 32, &words)? };
+    stream.finish(PATIENCE)?;
+    let cycles = |place: usize| {
+        // SAFETY: inside `report`, a multiple of 4; the kernel has ended.
+        unsafe { AtomicU32::from_ptr(report.0.wrapping_add(4 * place).cast()) }.load(Ordering::Acquire)
+    };
+    Ok(STRIDE * (0..PLACES).min_by_key(|&place| cycles(place)).unwrap_or(0))
+}
+
+/// The module for those that have none.
+pub const PTX: &str = include_str!("../ptx/near.ptx");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_has_the_kernels_size() {
+        for ptx in [PTX, include_str!("../ptx/push.ptx"), include_str!("../ptx/answer.ptx")] {
+            assert_eq!(super::super::parameter_bytes(ptx, "near"), Some(5 * 8));
+        }
+    }
+}
