@@ -32,6 +32,8 @@ const OP: &str = "parallel copier";
 /// Bytes from which waking workers pays: some 30 us of one core, twice what waking took in a virtual machine.
 const LONG_READ: usize = 32 << 10;
 const LONG_WRITE: usize = 512 << 10;
+/// By how much pieces are smaller where workers have yet to wake.
+const LATE: usize = 4;
 
 /// Worker threads that share a copy with the calling thread. They exist only where a program makes one of these.
 ///
@@ -160,7 +162,7 @@ impl ParallelCopier {
             device,
             host: to.as_mut_ptr(),
             len: to.len(),
-            threads: team.threads(),
+            shares: team.shares(),
             direction: CopyDirection::DeviceToHost,
         };
         // Before the copy is opened: this core's earlier writes leave it first, and the workers' loads see them.
@@ -193,7 +195,7 @@ impl ParallelCopier {
             device,
             host: from.as_ptr().cast_mut(),
             len: from.len(),
-            threads: team.threads(),
+            shares: team.shares(),
             direction: CopyDirection::HostToDevice,
         };
         // Before the copy is opened: an earlier write of this core to the same bytes must not arrive after a worker's.
@@ -257,6 +259,11 @@ struct Team<'a> {
 impl Team<'_> {
     fn threads(&self) -> usize {
         self.workers + 1
+    }
+
+    /// For how many threads a copy is cut up. Those that have to be woken come late: the pieces are smaller then.
+    fn shares(&self) -> usize {
+        if self.wakes { LATE * self.threads() } else { self.threads() }
     }
 
     /// Does a job, this thread too.

@@ -14,9 +14,7 @@ pub(super) const GRANULE_BYTES: usize = GRANULE_LINES * LINE_BYTES;
 /// for handing a share over.
 pub(super) const WRITE_BYTES: usize = 8 << 10;
 
-/// Pieces of a first round hold so many quarters of an even share.
-const FIRST_QUARTERS: usize = 3;
-/// Rounds of pieces, each for all threads: three quarters of the whole, then halves of what is left, then units.
+/// Rounds of pieces, each for all threads: most of the whole, then halves of what is left, then units.
 const ROUNDS: usize = 4;
 
 /// `len` bytes at device address `addr` in pieces that meet on line boundaries, so that no line is touched by two threads.
@@ -39,9 +37,11 @@ pub(super) struct Pieces {
 impl Pieces {
     /// For so many threads, fewer if there is not a unit for each.
     pub(super) fn new(addr: usize, len: usize, threads: usize, direction: CopyDirection) -> Self {
-        let unit = match direction {
-            CopyDirection::HostToDevice => WRITE_BYTES,
-            CopyDirection::DeviceToHost => GRANULE_BYTES,
+        // Asking for a piece is a locked instruction, which waits until this core's stores have left it: a write has few and
+        // large ones.
+        let (unit, first) = match direction {
+            CopyDirection::HostToDevice => ((len / (16 * threads)).next_multiple_of(WRITE_BYTES).max(WRITE_BYTES), 7),
+            CopyDirection::DeviceToHost => (GRANULE_BYTES, 6),
         };
         let skew = addr % LINE_BYTES;
         let units = if len == 0 { 0 } else { (skew + len).div_ceil(unit) };
@@ -49,7 +49,7 @@ impl Pieces {
         let mut left = units;
         let mut rounds = [1; ROUNDS];
         for (n, round) in rounds.iter_mut().enumerate().take(ROUNDS - 1) {
-            let share = if n == 0 { left * FIRST_QUARTERS / 4 } else { left / 2 } / threads;
+            let share = if n == 0 { left * first / 8 } else { left / 2 } / threads;
             *round = share.max(1);
             left = left.saturating_sub(*round * threads);
         }
@@ -129,6 +129,8 @@ mod tests {
         assert_eq!(sizes(256 << 10, 8), [[24; 8].as_slice(), &[4; 8], &[2; 8], &[1; 16]].concat());
         assert_eq!(sizes(2 << 10, 8), [1, 1]);
         assert!(sizes(0, 8).is_empty());
+        let write = |len, threads| all(Pieces::new(0, len, threads, CopyDirection::HostToDevice)).len();
+        assert_eq!((write(1 << 20, 2), write(64 << 20, 4)), (6, 12));
         let count = all(Pieces::new(0, 64 << 20, 8, CopyDirection::DeviceToHost)).len();
         assert!(count < 150, "{count}");
     }

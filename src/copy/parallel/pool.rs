@@ -25,8 +25,8 @@ pub(super) struct Job {
     pub(super) device: *mut u8,
     pub(super) host: *mut u8,
     pub(super) len: usize,
-    /// Threads that it is cut up for, the calling one among them.
-    pub(super) threads: usize,
+    /// For how many threads it is cut up.
+    pub(super) shares: usize,
     pub(super) direction: CopyDirection,
 }
 
@@ -38,7 +38,7 @@ impl Job {
     /// The routine is available; the device bytes, and the whole lines around them, are mapped; the host bytes are
     /// readable, for a load writable and no other thread's; and all of that until this returns.
     unsafe fn run(&self, next: &AtomicU32) {
-        let pieces = Pieces::new(self.device.addr(), self.len, self.threads, self.direction);
+        let pieces = Pieces::new(self.device.addr(), self.len, self.shares, self.direction);
         // What the pieces hold is ordered by the opening and the closing of the copy.
         while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
             let (device, host) = (self.device.wrapping_add(range.start), self.host.wrapping_add(range.start));
@@ -95,9 +95,15 @@ struct Worker {
 /// Whether a worker sleeps. Apart from the rest, for it seldom changes and is looked at in every copy.
 #[repr(align(128))]
 struct Bed {
-    asleep: AtomicBool,
+    state: AtomicU32,
     thread: OnceLock<Thread>,
 }
+
+/// It looks at the board.
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+/// Somebody has woken it, and the system has yet to run it: in a virtual machine that takes tens of microseconds.
+const WAKING: u32 = 2;
 
 /// The most workers there can be.
 pub(super) const MAX_WORKERS: usize = 63;
@@ -128,7 +134,7 @@ const WAKES: usize = 2;
 impl Pool {
     pub(super) fn new(workers: usize, spin: Duration) -> Self {
         let worker =
-            || Worker { at: AtomicU32::new(0), bed: Bed { asleep: AtomicBool::new(false), thread: OnceLock::new() } };
+            || Worker { at: AtomicU32::new(0), bed: Bed { state: AtomicU32::new(AWAKE), thread: OnceLock::new() } };
         Self {
             board: Board { number: AtomicU32::new(0), hands: AtomicU32::new(0), job: UnsafeCell::new(None) },
             next: Counter(AtomicU32::new(0)),
@@ -145,14 +151,14 @@ impl Pool {
 
     /// How many workers are awake.
     pub(super) fn awake(&self) -> usize {
-        let is_awake = |worker: &&Worker| worker.bed.thread.get().is_some() && !worker.bed.is_asleep();
+        let is_awake = |worker: &&Worker| worker.bed.thread.get().is_some() && worker.bed.is(AWAKE);
         self.workers.iter().filter(is_awake).count()
     }
 
     /// How many of the first `hands` workers are awake.
     #[inline]
     pub(super) fn awake_of(&self, hands: usize) -> usize {
-        self.workers.iter().take(hands).filter(|worker| !worker.bed.is_asleep()).count()
+        self.workers.iter().take(hands).filter(|worker| worker.bed.is(AWAKE)).count()
     }
 
     /// Does a job together with those of the first `hands` workers that are awake or come in time; `wakes` wakes the others.
@@ -181,7 +187,7 @@ impl Pool {
     /// Wakes the first sleeper of the first `hands`. It wakes the others in turn.
     #[cold]
     fn wake_one(&self, hands: usize) {
-        if let Some(worker) = self.workers.iter().take(hands).find(|worker| worker.bed.is_asleep()) {
+        if let Some(worker) = self.workers.iter().take(hands).find(|worker| worker.bed.is(ASLEEP)) {
             worker.bed.wake();
         }
     }
@@ -238,13 +244,13 @@ impl Pool {
     /// Sleeps until woken.
     #[cold]
     fn sleep(&self, n: usize, seen: u32, bed: &Bed) {
-        bed.asleep.store(true, Ordering::SeqCst);
-        while bed.is_asleep() && self.offer(n, seen).is_none() && !self.stop.load(Ordering::SeqCst) {
+        bed.state.store(ASLEEP, Ordering::SeqCst);
+        while bed.is(ASLEEP) && self.offer(n, seen).is_none() && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }
-        bed.asleep.store(false, Ordering::Relaxed);
+        bed.state.store(AWAKE, Ordering::Relaxed);
         let waiting =
-            self.workers.iter().enumerate().filter(|(n, other)| other.bed.is_asleep() && self.offer(*n, 0).is_some());
+            self.workers.iter().enumerate().filter(|(n, other)| other.bed.is(ASLEEP) && self.offer(*n, 0).is_some());
         waiting.take(WAKES).for_each(|(_, other)| other.bed.wake());
     }
 
@@ -279,14 +285,14 @@ impl Drop for Open<'_> {
 
 impl Bed {
     #[inline]
-    fn is_asleep(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed)
+    fn is(&self, state: u32) -> bool {
+        self.state.load(Ordering::Relaxed) == state
     }
 
     /// A system call, and only where the worker sleeps and nobody else has woken it.
     #[cold]
     fn wake(&self) {
-        if self.asleep.swap(false, Ordering::AcqRel)
+        if self.state.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
