@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use gdrcopy::tool::ab::{Arm, Estimate, Rounds, calls_in};
+use gdrcopy::tool::ab::{Arm, Estimate, Rounds, calls_in, median};
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::flags::{Binary, size_in_words};
 use gdrcopy::tool::report::{Direction, Metric};
@@ -155,7 +155,7 @@ struct Backend {
 
 impl Backend {
     fn of(rounds: &Rounds, arms: impl Iterator<Item = usize>) -> Self {
-        Self { medians: arms.map(|arm| rounds.median(arm).value).collect() }
+        Self { medians: arms.map(|arm| median(&mut rounds.times(arm).to_vec())).collect() }
     }
 
     /// Smallest, median, largest.
@@ -163,7 +163,7 @@ impl Backend {
         let mut sorted = self.medians.clone();
         sorted.sort_unstable_by(f64::total_cmp);
         let end = |at: Option<&f64>| at.copied().unwrap_or(f64::NAN);
-        [end(sorted.first()), gdrcopy::tool::ab::median(&mut sorted.clone()), end(sorted.last())]
+        [end(sorted.first()), median(&mut sorted.clone()), end(sorted.last())]
     }
 
     /// The slowest window over the fastest.
@@ -191,9 +191,15 @@ fn one_size(
     metric: Metric,
     pairs: &[Pair<'_>],
 ) -> std::result::Result<Outcome, Failure> {
-    // vulkan, rm, vulkan, rm, .., and the first window of rm once more.
-    let mappings: Vec<&Mapping<'_>> =
-        pairs.iter().flat_map(|pair| [&pair.vulkan, &pair.rm]).chain(pairs.first().map(|pair| &pair.rm)).collect();
+    // One of vulkan, one of rm, .., and the first of rm once more. Windows onto the same memory are far apart in either
+    // direction: what one leaves in a cache must not always be found by the other.
+    let turned = pairs.iter().cycle().skip(pairs.len() / 2);
+    let mappings: Vec<&Mapping<'_>> = pairs
+        .iter()
+        .zip(turned.clone())
+        .flat_map(|(pair, other)| [&pair.vulkan, &other.rm])
+        .chain(turned.map(|pair| &pair.rm).take(1))
+        .collect();
     let places: Vec<Cell<usize>> = mappings.iter().map(|_| Cell::new(0)).collect();
     let calls = match pairs {
         [first, ..] => calls_in(BLOCK, MOST_CALLS, |_| load.carry(&first.rm))?,
@@ -207,7 +213,8 @@ fn one_size(
     let place = Place { part: PART, direction: load.direction, metric, bytes: load.bytes() };
     let again = 2 * pairs.len();
     let by_vulkan = Backend::of(&rounds, (0..again).step_by(2));
-    let by_rm = Backend::of(&rounds, (1..again).step_by(2));
+    let mut by_rm = Backend::of(&rounds, (1..again).step_by(2));
+    by_rm.medians.rotate_right(pairs.len() / 2);
     let total = calls.saturating_mul(u32::try_from(rounds.len()).unwrap_or(u32::MAX));
     let mut all_right = true;
     for (name, backend) in [("vulkan", &by_vulkan), ("rm", &by_rm)] {
