@@ -129,6 +129,8 @@ fn tap_is_tap() {
     let output = run(&["--tap", "--filter", "fd_"]);
     status(&output, 0);
     let out = text(&output.stdout);
+    let (subject, first) = (out.find("# gdrcopy_sanity ").unwrap(), out.find("ok 1 - ").unwrap());
+    assert!(subject < first, "what is tested comes first: {out}");
     let mut lines = out.lines().filter(|line| !line.starts_with('#'));
     assert_eq!((lines.next(), lines.next()), (Some("TAP version 13"), Some("1..4")), "{out}");
     assert_eq!(lines.next(), Some("ok 1 - fd_closed_on_exec"));
@@ -201,7 +203,7 @@ fn nothing_but_waivers_is_status_3() {
 
 #[test]
 fn nonsense_on_the_command_line_is_status_2_and_one_line() {
-    let table: [(&[&str], &str); 11] = [
+    let table: [(&[&str], &str); 12] = [
         (&["--nonsense"], "--nonsense"),
         (&["extra"], "extra"),
         (&["-t"], "-t"),
@@ -213,6 +215,7 @@ fn nonsense_on_the_command_line_is_status_2_and_one_line() {
         (&["--timeout", "0"], "0"),
         (&["--tap", "--json", "-"], "name a file"),
         (&["--json", ""], "--json"),
+        (&["--list", "--json", "-"], "'--list' cannot be used with '--json"),
     ];
     for (args, why) in table {
         let output = run(args);

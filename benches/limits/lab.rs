@@ -56,7 +56,7 @@ pub(crate) fn device_has(
     Ok(got == want)
 }
 
-/// So many bytes to carry in one direction, at the start of a mapping.
+/// So many bytes to carry in one direction, at the start of a mapping unless told otherwise.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) direction: Direction,
@@ -77,9 +77,15 @@ impl Load {
     /// As [`Mapping::write`] and [`Mapping::read`] do it.
     #[inline(always)]
     pub(crate) fn carry(&self, mapping: &Mapping<'_>) -> gdrcopy::Result<()> {
+        self.carry_at(mapping, 0)
+    }
+
+    /// As `carry`, at another place in the mapping.
+    #[inline(always)]
+    pub(crate) fn carry_at(&self, mapping: &Mapping<'_>, offset: usize) -> gdrcopy::Result<()> {
         match self.direction {
-            Direction::HostToDevice => mapping.write(0, &self.from),
-            Direction::DeviceToHost => mapping.read(0, &mut self.to.borrow_mut()),
+            Direction::HostToDevice => mapping.write(offset, &self.from),
+            Direction::DeviceToHost => mapping.read(offset, &mut self.to.borrow_mut()),
         }
     }
 

@@ -58,6 +58,17 @@ pub(crate) struct Comparison {
     pub(crate) is_noise: bool,
 }
 
+/// What each of several mappings of one backend took.
+#[derive(Debug, Serialize)]
+pub(crate) struct Windows {
+    #[serde(flatten)]
+    pub(crate) place: Place,
+    pub(crate) method: &'static str,
+    /// Of each window, over its rounds.
+    pub(crate) medians_ns: Vec<f64>,
+    pub(crate) rounds: usize,
+}
+
 /// A target and what came of it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Verdict {
@@ -72,6 +83,8 @@ pub(crate) struct Verdict {
     pub(crate) high: f64,
     /// Where, for the worst of many.
     pub(crate) detail: String,
+    /// Not only the figure but its whole interval must keep the limit.
+    pub(crate) is_by_interval: bool,
     /// Absent on emulated GPUs.
     pub(crate) met: Option<bool>,
 }
@@ -97,6 +110,8 @@ pub(crate) struct GridRow {
 pub(crate) struct Findings {
     pub(crate) results: Vec<Figure>,
     pub(crate) comparisons: Vec<Comparison>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) windows: Vec<Windows>,
     pub(crate) grid: Vec<GridRow>,
     pub(crate) verdicts: Vec<Verdict>,
     pub(crate) skipped: Vec<Skipped>,
@@ -106,6 +121,8 @@ pub(crate) struct Findings {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target {
     AtMost(f64),
+    /// With its whole interval.
+    SurelyAtMost(f64),
     AtLeast(f64),
 }
 
@@ -152,8 +169,10 @@ impl Findings {
         detail: String,
     ) {
         let Estimate { value, low, high } = measured;
+        let is_by_interval = matches!(limit, Target::SurelyAtMost(_));
         let (limit, is_floor, met) = match limit {
             Target::AtMost(limit) => (limit, false, value <= limit),
+            Target::SurelyAtMost(limit) => (limit, false, high <= limit),
             Target::AtLeast(limit) => (limit, true, value >= limit),
         };
         self.verdicts.push(Verdict {
@@ -166,6 +185,7 @@ impl Findings {
             low,
             high,
             detail,
+            is_by_interval,
             met: Some(met),
         });
     }
@@ -286,6 +306,7 @@ impl Report {
             let limit = format!("{sign} {limit} {unit}");
             let word = match verdict.met {
                 Some(true) => "met",
+                Some(false) if estimate.spans(verdict.limit) && verdict.is_by_interval => "not shown by the interval",
                 Some(false) if estimate.spans(verdict.limit) => "not met, within the interval",
                 Some(false) => "not met",
                 None => "not judged: emulated",

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct context cuda_contexts[MAX_GPUS];
 bool cuda_initialized;
@@ -74,6 +75,26 @@ EXPORT CUresult cuDeviceGetName(char *name, int len, int device)
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
 	CALL((*bytes = memory_device_bytes(), cuda_known(device)));
+}
+
+/* A GPU of no other driver: nothing is to be found by it. */
+static CUresult uuid(uint8_t bytes[16], int device)
+{
+	static const uint8_t family[16] = "stand-in GPU";
+
+	memcpy(bytes, family, sizeof(family));
+	bytes[15] = (uint8_t)device;
+	return cuda_known(device);
+}
+
+EXPORT CUresult cuDeviceGetUuid(uint8_t bytes[16], int device)
+{
+	CALL(uuid(bytes, device));
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(uint8_t bytes[16], int device)
+{
+	CALL(uuid(bytes, device));
 }
 
 EXPORT CUresult cuDeviceGetPCIBusId(char *text, int len, int device)

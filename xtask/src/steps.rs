@@ -155,8 +155,12 @@ fn features(log: &mut Log, _: &Workspace) -> Outcome {
     Ok(Verdict::Passed)
 }
 
+/// With everything built in, so that the steps of single features build nothing again. What a build without Vulkan says of
+/// it is for the programs' step.
+const TEST: [&str; 4] = ["test", "--locked", "--workspace", "--all-features"];
+
 fn test(log: &mut Log, _: &Workspace) -> Outcome {
-    passed(run(log, cargo(["test", "--locked", "--workspace", "--features", "tools", "--no-fail-fast"])))
+    passed(run(log, cargo(TEST.into_iter().chain(["--no-fail-fast"]))))
 }
 
 /// Where Debian's Mesa says that it has a driver which needs no GPU.
@@ -172,11 +176,10 @@ fn vulkan(log: &mut Log, _: &Workspace) -> Outcome {
         let reason = "Mesa's software driver is not installed (Debian: mesa-vulkan-drivers)";
         return Ok(Verdict::Skipped(reason.to_owned()));
     }
-    let test = ["test", "--locked", "-p", LIBRARY, "--features", "vulkan"];
     let unit = ["--lib", "vulkan::"];
     let whole = ["--test", "vulkan", "--test", "session_env"];
     for which in [&unit[..], &whole] {
-        let mut job = cargo(test.iter().chain(which).copied());
+        let mut job = cargo(TEST.iter().chain(which).copied());
         job.env("VK_DRIVER_FILES", driver).env("GDRCOPY_TEST_REQUIRE", "software-vulkan");
         run(log, job)?;
     }
@@ -261,7 +264,22 @@ fn tools_smoke(log: &mut Log, _: &Workspace) -> Outcome {
         let results = check_report(&output, tool).map_err(|error| format!("{tool}: {error}"))?;
         log.keep(format!("{tool}: {results} results, all checked"));
     }
+    without_vulkan(log)?;
     Ok(Verdict::Passed)
+}
+
+/// A program built without backend vulkan that is told to use it.
+fn without_vulkan(log: &mut Log) -> Result<(), String> {
+    const WANTED: &str = "built without backend 'vulkan'; build gdrcopy with feature 'vulkan'";
+    let program = ["run", "--locked", "--release", "--features", "tools", "--bin", "gdrcopy_copylat", "--"];
+    let mut refused = cargo(program.into_iter().chain(["--backend", "vulkan"]));
+    let output = refused.output().map_err(|error| format!("gdrcopy_copylat cannot be started: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() || !said.contains(WANTED) {
+        return Err(format!("gdrcopy_copylat --backend vulkan does not end with \"{WANTED}\" but with: {said}"));
+    }
+    log.keep(format!("gdrcopy_copylat --backend vulkan: {WANTED}"));
+    Ok(())
 }
 
 /// Checks a tool's JSON: nothing else on standard output, the schema we know, figures in order; every copy verified and

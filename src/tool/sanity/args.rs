@@ -26,7 +26,7 @@ pub(super) struct Args {
     pub(super) no_summary: bool,
 
     /// List the tests and stop
-    #[arg(short = 'l', long = "list")]
+    #[arg(short = 'l', long = "list", conflicts_with = "json")]
     pub(super) list: bool,
 
     /// Run the one test of this name (may be repeated)

@@ -124,7 +124,7 @@ impl Bench {
         Ok(builder)
     }
 
-    /// A session of its own, without a word about it.
+    /// A session of its own, without a word about it, for which more of CUDA would be opened.
     pub(super) fn open_quietly(&self) -> Result<Session, Error> {
         self.builder()?.open()
     }
@@ -141,10 +141,15 @@ impl Bench {
             builder = builder.copy_routine(name);
         }
         let session = builder.open()?;
-        if !self.introduced.swap(true, Ordering::Relaxed) {
-            voice::introduce(&session);
-        }
+        self.introduce(&session);
         Ok(session)
+    }
+
+    /// Says what the test runs on, once.
+    pub(super) fn introduce(&self, session: &Session) {
+        if !self.introduced.swap(true, Ordering::Relaxed) {
+            voice::introduce(session);
+        }
     }
 
     /// What is known of the GPU under test.

@@ -58,6 +58,7 @@ pub(crate) fn fd_closed_on_exec(bench: &Bench) -> Step {
     let session = bench.open_quietly()?;
     // Before anything of CUDA's is opened, what is new is the library's own.
     let ours: Vec<_> = open_files()?.difference(&before).cloned().collect();
+    bench.introduce(&session);
     if ours.is_empty() {
         return waived(session.backend(), "the session holds no descriptor");
     }

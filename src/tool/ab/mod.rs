@@ -8,56 +8,22 @@
 //!
 //! Write-combining buffers are drained by an MFENCE before each timed region and outside of it.
 
+mod bootstrap;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
+pub use bootstrap::{Estimate, median};
+
+use bootstrap::drawn_again;
+
 use super::clock::{Clock, Stop};
 use super::cpu;
-use super::num::{f64_of, u64_of_f64};
-use super::pattern::mix;
+use super::num::f64_of;
 use crate::Result;
-use crate::sys::num::{u64_of, usize_of};
 
 /// Rounds a comparison makes however long they take.
 const FEWEST_ROUNDS: usize = 5;
-/// How often the rounds are drawn again.
-const RESAMPLES: usize = 1000;
-/// The share of resamples beyond either end of the interval.
-const TAIL: f64 = 0.025;
-
-/// What a figure was, and where it would be in 95 of 100 such runs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
-    /// The figure.
-    pub value: f64,
-    /// Lower end of the 95 % interval.
-    pub low: f64,
-    /// Upper end.
-    pub high: f64,
-}
-
-impl Estimate {
-    /// Another figure that is a decreasing or increasing function of this one.
-    #[must_use]
-    pub fn map(self, figure: impl Fn(f64) -> f64) -> Self {
-        let (value, low, high) = (figure(self.value), figure(self.low), figure(self.high));
-        Self { value, low: low.min(high), high: low.max(high) }
-    }
-
-    /// Whether the interval has `at` inside.
-    #[must_use]
-    pub fn spans(&self, at: f64) -> bool {
-        self.low <= at && at <= self.high
-    }
-}
-
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = f.precision().unwrap_or(2);
-        write!(f, "{:.digits$} [{:.digits$}, {:.digits$}]", self.value, self.low, self.high)
-    }
-}
-
 /// Runs one block and says how long a call took, in nanoseconds; `None` if the thread was moved to another CPU meanwhile.
 type Block<'a> = dyn FnMut(&Clock) -> Result<Option<f64>> + 'a;
 
@@ -250,31 +216,26 @@ impl Rounds {
         self.bootstrap(|pick| pick(arm) / pick(over))
     }
 
+    /// The mean of `arm` over the mean of `over`: for what cannot be told apart by time, such as places in memory. The
+    /// interval is that of a mean, so it is a little narrow for fewer than about twenty.
+    #[must_use]
+    pub fn ratio_of_means(&self, arm: usize, over: usize) -> Estimate {
+        drawn_again(self.len(), |picks| {
+            let sum = |arm: usize| picks.iter().map(|&round| self.arms[arm][round]).sum::<f64>();
+            sum(arm) / sum(over)
+        })
+    }
+
     /// A figure made of medians, each asked for by its arm.
     pub fn bootstrap(&self, figure: impl Fn(&mut dyn FnMut(usize) -> f64) -> f64) -> Estimate {
-        let rounds = self.len();
-        let mut drawn = Vec::with_capacity(rounds);
-        let value = figure(&mut |arm| {
-            drawn.clear();
-            drawn.extend_from_slice(&self.arms[arm]);
-            median(&mut drawn)
-        });
-        if rounds == 0 {
-            return Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
-        }
-        let mut random = SplitMix(0x0067_6472_636f_7079);
-        let mut picks = vec![0; rounds];
-        let mut figures = Vec::with_capacity(RESAMPLES);
-        for _ in 0..RESAMPLES {
-            picks.iter_mut().for_each(|pick| *pick = random.below(rounds));
-            figures.push(figure(&mut |arm| {
+        let mut drawn = Vec::with_capacity(self.len());
+        drawn_again(self.len(), |picks| {
+            figure(&mut |arm| {
                 drawn.clear();
                 drawn.extend(picks.iter().map(|&round| self.arms[arm][round]));
                 median(&mut drawn)
-            }));
-        }
-        figures.sort_unstable_by(f64::total_cmp);
-        Estimate { value, low: share(&figures, TAIL), high: share(&figures, 1.0 - TAIL) }
+            })
+        })
     }
 }
 
@@ -287,43 +248,11 @@ fn order(turn: usize, count: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The middle, or the mean of both middles; the order of `times` is lost. NaN for none.
-pub fn median(times: &mut [f64]) -> f64 {
-    let (half, is_odd) = (times.len() / 2, times.len() % 2 == 1);
-    if times.is_empty() {
-        return f64::NAN;
-    }
-    let (below, &mut upper, _) = times.select_nth_unstable_by(half, f64::total_cmp);
-    if is_odd {
-        return upper;
-    }
-    let lower = below.iter().copied().max_by(f64::total_cmp).unwrap_or(upper);
-    f64::midpoint(lower, upper)
-}
-
-/// The value that a share `q` of sorted figures does not exceed.
-fn share(sorted: &[f64], q: f64) -> f64 {
-    let rank = u64_of_f64(f64_of(u64_of(sorted.len().saturating_sub(1))) * q);
-    sorted.get(usize_of(rank)).copied().unwrap_or(f64::NAN)
-}
-
-/// The same draws in every run: intervals of the same times are the same.
-struct SplitMix(u64);
-
-impl SplitMix {
-    /// From 0 to `n - 1`. The bias of the multiplication is below 2^-32 for any number of rounds.
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = mix(self.0);
-        let scaled = (u128::from(mixed) * u128::from(u64_of(n))) >> 64;
-        usize::try_from(scaled).unwrap_or(0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
 
+    use super::bootstrap::SplitMix;
     use super::*;
     use crate::{Error, ErrorKind};
 
@@ -339,20 +268,12 @@ mod tests {
 
     /// Times around a centre, each a little different, in no order.
     fn noisy(centre: f64, spread: f64, rounds: u32, seed: u64) -> Vec<f64> {
-        let mut random = SplitMix(seed);
+        let mut random = SplitMix::new(seed);
         let mut time = || {
             let place = u32::try_from(random.below(2001)).unwrap();
             centre + spread * (f64::from(place) / 1000.0 - 1.0)
         };
         (0..rounds).map(|_| time()).collect()
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 9.0]), 3.0);
-        assert_eq!(median(&mut [7.0]), 7.0);
-        assert!(median(&mut []).is_nan());
     }
 
     #[test]
@@ -415,6 +336,26 @@ mod tests {
     }
 
     #[test]
+    fn means_weigh_what_medians_pass_over() {
+        // One place in four takes twice as long by one way, none by the other.
+        let by_place = |slow: f64| (0..40).map(|n| if n % 4 == 0 { slow } else { 100.0 }).collect();
+        let places = Rounds::of(vec![by_place(200.0), by_place(100.0)]);
+        let (medians, means) = (places.ratio(0, 1), places.ratio_of_means(0, 1));
+        assert_eq!(medians, Estimate { value: 1.0, low: 1.0, high: 1.0 });
+        assert!((means.value - 1.25).abs() < 1e-9 && means.low > 1.05 && means.high < 1.45, "{means}");
+        assert!(Rounds::of(vec![Vec::new(); 2]).ratio_of_means(0, 1).value.is_nan());
+    }
+
+    #[test]
+    fn a_mean_of_few_places_that_differ_is_known_only_roughly() {
+        let of = |places| Rounds::of(vec![noisy(100.0, 7.0, places, 5), noisy(100.0, 7.0, places, 6)]);
+        let (few, many) = (of(8).ratio_of_means(0, 1), of(128).ratio_of_means(0, 1));
+        // The deviation of a uniform spread of +-7 % is 4 %: 1.96 x 4 % x sqrt(2 / 8) and sqrt(2 / 128).
+        assert!((0.05..0.12).contains(&(few.high - few.low)), "{few:.3}");
+        assert!((0.014..0.027).contains(&(many.high - many.low)) && many.spans(1.0), "{many:.3}");
+    }
+
+    #[test]
     fn what_meets_all_arms_alike_is_no_difference() {
         // A machine that slows down to a third while the run lasts, three per cent between the arms.
         let drift = |round: u32| 100.0 * (1.0 + f64::from(round) / 50.0);
@@ -436,13 +377,6 @@ mod tests {
         let nothing = Rounds::of(vec![Vec::new(), Vec::new()]);
         assert!(nothing.is_empty() && nothing.ratio(0, 1).value.is_nan());
         assert!(!nothing.ratio(0, 1).spans(1.0));
-    }
-
-    #[test]
-    fn a_figure_of_a_figure_keeps_its_ends_in_order() {
-        let rate = Estimate { value: 4.0, low: 2.0, high: 8.0 }.map(|ns| 1.0 / ns);
-        assert_eq!(rate, Estimate { value: 0.25, low: 0.125, high: 0.5 });
-        assert_eq!(format!("{rate:.3}"), "0.250 [0.125, 0.500]");
     }
 
     #[test]
