@@ -48,6 +48,8 @@ fn expected(workspace: &Workspace) -> Result<BTreeSet<String>, String> {
 /// The functions with this prefix that a header declares.
 fn declared(header: &str, prefix: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    // A declaration that goes on in the next line.
+    let header = header.replace(",\n            ", ", ");
     let declarations = header.lines().filter(|line| line.ends_with(");") && !line.starts_with([' ', '*', '/']));
     declarations
         .filter_map(|line| line.split_once('('))
@@ -166,8 +168,9 @@ mod tests {
     #[test]
     fn declarations_are_found_and_comments_are_not() {
         let header = "/* Call gdrx_no(x);\n * gdrx_nor_this(void); */\n#define GDRX_A 1\nint gdrx_a(int x);\n\
-                      const char *gdrx_b(void);\nvoid gdr_c(void);\ngdr_t gdrx_open(const char *b);\n    gdrx_inner(y);\n";
-        assert_eq!(Vec::from_iter(declared(header, "gdrx_")), ["gdrx_a", "gdrx_b", "gdrx_open"]);
+                      const char *gdrx_b(void);\nvoid gdr_c(void);\ngdr_t gdrx_open(const char *b);\n    gdrx_inner(y);\n\
+                      int gdrx_long(int a,\n              int b);\n";
+        assert_eq!(Vec::from_iter(declared(header, "gdrx_")), ["gdrx_a", "gdrx_b", "gdrx_long", "gdrx_open"]);
     }
 
     #[test]
