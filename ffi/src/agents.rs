@@ -105,7 +105,11 @@ pub(crate) fn create(session: u64, ranges: &[types::Range], asked: &types::Agent
 
 pub(crate) fn destroy(handle: u64) -> Result<(), Failure> {
     // The buffers, which the kernel may be writing, go after it has ended.
-    AGENTS.destroy(handle, |()| (), |(), Agent { push, buffers: _buffers, .. }, ()| Ok(push.stop()?))
+    AGENTS.destroy(
+        handle,
+        |()| (),
+        |(), Agent { push, buffers: _buffers, .. }, ()| push.stop().map_err(Failure::of_agent),
+    )
 }
 
 /// Runs `call` on an agent that no other thread is in a call on.
@@ -207,7 +211,7 @@ impl Agent {
         if memory.is_empty() {
             buffer.state = State::Lost;
         }
-        Ok(done?)
+        done.map_err(Failure::of_agent)
     }
 
     /// Makes a request and returns.
@@ -238,7 +242,7 @@ impl Agent {
                 if let Some(memory) = refused.into_buffer() {
                     buffer.state = State::Ready(memory);
                 }
-                Err(error.into())
+                Err(Failure::of_agent(error))
             }
         }
     }
@@ -248,7 +252,7 @@ impl Agent {
     pub(crate) fn is_done(&mut self, addr: usize) -> Result<bool, Failure> {
         let at = self.place(addr)?;
         match &self.buffers[at].state {
-            State::InFlight(ticket) => Ok(self.push.is_done(ticket)?),
+            State::InFlight(ticket) => self.push.is_done(ticket).map_err(Failure::of_agent),
             State::Lost => Err(lost()),
             State::Free(_) | State::Ready(_) => Err(no_request()),
         }
@@ -261,7 +265,7 @@ impl Agent {
         let buffer = &mut self.buffers[at];
         match std::mem::replace(&mut buffer.state, State::Lost) {
             State::InFlight(ticket) => {
-                buffer.state = State::Ready(self.push.wait(ticket)?);
+                buffer.state = State::Ready(self.push.wait(ticket).map_err(Failure::of_agent)?);
                 Ok(())
             }
             State::Lost => Err(lost()),

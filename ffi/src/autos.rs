@@ -41,12 +41,12 @@ pub(crate) fn destroy(handle: u64) -> Result<(), Failure> {
 
 #[inline]
 pub(crate) fn read(handle: u64, offset: usize, to: &mut [u8]) -> Result<(), Failure> {
-    AUTOS.first(handle, |auto| Ok(auto.copier.read(offset, to)?))
+    AUTOS.first(handle, |auto| auto.copier.read(offset, to).map_err(Failure::of_agent))
 }
 
 #[inline]
 pub(crate) fn write(handle: u64, offset: usize, from: &[u8]) -> Result<(), Failure> {
-    AUTOS.first(handle, |auto| Ok(auto.copier.write(offset, from)?))
+    AUTOS.first(handle, |auto| auto.copier.write(offset, from).map_err(Failure::of_agent))
 }
 
 /// What it does with so many bytes, and why.

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn gdrx_agent_read(
     entry("gdrx_agent_read", || {
         // SAFETY: the caller's duty.
         let to = unsafe { destination(to, size) }?;
-        agents::with(agent.h, |agent| Ok(agent.push().read(range, offset, to)?))
+        agents::with(agent.h, |agent| agent.push().read(range, offset, to).map_err(Failure::of_agent))
     })
 }
 
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn gdrx_agent_write(
     entry("gdrx_agent_write", || {
         // SAFETY: the caller's duty.
         let from = unsafe { source(from, size) }?;
-        agents::with(agent.h, |agent| Ok(agent.push().write(range, offset, from)?))
+        agents::with(agent.h, |agent| agent.push().write(range, offset, from).map_err(Failure::of_agent))
     })
 }
 

@@ -132,6 +132,15 @@ impl Failure {
         }
     }
 
+    /// What a request of an agent's failed of. Its deadline is told apart from another thread's call, which is `EBUSY`.
+    #[cold]
+    pub(crate) fn of_agent(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Busy => Self::new(libc::ETIMEDOUT, Kind::TimedOut, error.to_string()),
+            _ => error.into(),
+        }
+    }
+
     /// There is no room to send.
     pub(crate) fn full() -> Self {
         Self(Repr::Usual(&FULL))
