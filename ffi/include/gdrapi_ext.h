@@ -87,7 +87,8 @@ int gdrx_probe_report(gdr_t g, char *text, size_t size);
  * shows anything else. Freed with gdrx_free, else by gdr_close. ENOMEM, ENODEV, EINVAL. */
 int gdrx_alloc(gdr_t g, int gpu, size_t size, uint64_t *addr);
 
-/* Frees it. Unpin it first. As cudaFree it waits for kernels that run. EBUSY while an agent or an automatic copier has it. */
+/* Frees it. Unpin it first. As cudaFree it waits for kernels that run. EBUSY while an agent or an automatic copier has
+ * it. */
 int gdrx_free(gdr_t g, uint64_t addr);
 
 /* Copies to and from such memory through the GPU's copy engine, at any offset inside: for set-up and for checking. */
@@ -400,7 +401,8 @@ typedef enum gdrx_kernel_state {
 } gdrx_kernel_state_t;
 int gdrx_channel_kernel(gdrx_channel_t channel, gdrx_kernel_state_t *state);
 
-/* Asks the kernel to end and frees the memory, which waits for the kernel; gdr_close does it to what is left. */
+/* Asks the kernel to end and frees the memory, which waits for the kernel; gdr_close does it to what is left. After EBUSY
+ * all is as it was, but that the kernel was asked. */
 int gdrx_channel_destroy(gdrx_channel_t channel);
 
 /* Questions to a kernel, with a deadline: a channel of its own. The kernel receives each request with gdrc_recv_lines
@@ -415,9 +417,9 @@ int gdrx_mailbox_create(gdr_t g, const gdrx_channel_options_t *options, size_t r
                         gdrx_mailbox_t *mailbox);
 int gdrx_mailbox_device(gdrx_mailbox_t mailbox, void *device, size_t size);
 
-/* Asks and waits for the answer. ETIMEDOUT: the request found no room, or its answer did not come; that one is dropped
- * when it comes, and no later call is given it. EPIPE: the kernel has ended without answering. *response is undefined
- * then. */
+/* Asks and waits for the answer, about `timeout_us` microseconds at most for room and as long for the answer. ETIMEDOUT:
+ * the request found no room, or its answer did not come; that one is dropped when it comes, and no later call is given
+ * it. EPIPE: the kernel has ended without answering. *response is undefined then. */
 int gdrx_mailbox_call(gdrx_mailbox_t mailbox, const void *request, void *response, uint64_t timeout_us);
 
 /* Answers that are owed to calls which timed out. */

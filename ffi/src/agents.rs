@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use gdrcopy::agent::{AgentOptions, HostBuffer, PushAgent, Segment, Ticket};
-use gdrcopy::{DeviceRange, GpuAddr};
+use gdrcopy::{DeviceRange, ErrorKind, GpuAddr};
 
 use crate::failure::{Failure, Kind};
 use crate::sessions::{self, Open};
@@ -265,6 +265,13 @@ impl Agent {
         let buffer = &mut self.buffers[at];
         match std::mem::replace(&mut buffer.state, State::Lost) {
             State::InFlight(ticket) => {
+                // A child only asks, and changes nothing.
+                if let Err(error) = self.push.is_done(&ticket)
+                    && error.kind() == ErrorKind::WrongProcess
+                {
+                    buffer.state = State::InFlight(ticket);
+                    return Err(error.into());
+                }
                 buffer.state = State::Ready(self.push.wait(ticket).map_err(Failure::of_agent)?);
                 Ok(())
             }
@@ -291,4 +298,50 @@ fn no_request() -> Failure {
 fn lost() -> Failure {
     let text = "a request of this buffer failed, and the GPU may still be writing to it; destroy the agent";
     Failure::new(libc::EINVAL, Kind::Stale, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrcopy::agent::Fault;
+    use gdrcopy::{BackendKind, Session};
+
+    use super::*;
+
+    fn agent(options: AgentOptions) -> Agent {
+        let session = Session::builder().ignore_env().backend(BackendKind::Emulated).open().unwrap();
+        let range = DeviceRange::from(std::sync::Arc::new(session.alloc(4096).unwrap()));
+        let push = PushAgent::start(&session, [range], options.cpu_stand_in()).unwrap();
+        Agent { push, buffers: Vec::new(), segments: Vec::new() }
+    }
+
+    const PIECE: [types::Segment; 1] = [types::Segment { range: 0, offset: 0, size: 100, at: 0 }];
+
+    #[test]
+    fn after_a_deadline_the_buffer_is_lost_and_the_error_stays() {
+        let options = AgentOptions::default().deadline(Duration::from_secs(2)).stand_in_fault(1, Fault::Hangs);
+        let mut agent = agent(options);
+        let [first, second] = [100, 200].map(|size| agent.alloc(size).unwrap().addr());
+        let kind = |result: Result<(), Failure>| result.unwrap_err().kind();
+        agent.run(Way::Read, first, &PIECE).unwrap();
+        assert_eq!(kind(agent.run(Way::Read, first, &PIECE)), Kind::TimedOut);
+        assert_eq!(kind(agent.run(Way::Read, first, &PIECE)), Kind::Stale);
+        assert_eq!(kind(agent.free(first)), Kind::Stale);
+        assert_eq!(kind(agent.wait(first)), Kind::Stale);
+        assert_eq!(kind(agent.run(Way::Write, second, &PIECE)), Kind::TimedOut, "the error stays");
+        assert_eq!(kind(agent.push.stop().map_err(Failure::of_agent)), Kind::TimedOut);
+    }
+
+    #[test]
+    fn freed_memory_is_taken_again_where_it_fits() {
+        let mut agent = agent(AgentOptions::default());
+        let [large, small] = [10_000, 1000].map(|size| agent.alloc(size).unwrap().addr());
+        agent.free(large).unwrap();
+        agent.free(small).unwrap();
+        assert_ne!(agent.alloc(4999).unwrap().addr(), large, "half of it would lie idle");
+        assert_eq!(agent.alloc(900).unwrap().addr(), small);
+        assert_eq!(agent.alloc(5000).unwrap().addr(), large);
+        assert_ne!(agent.alloc(900).unwrap().addr(), small, "that one is in use");
+        assert_eq!(agent.buffers.len(), 4);
+        agent.push.stop().unwrap();
+    }
 }

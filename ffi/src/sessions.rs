@@ -63,7 +63,8 @@ impl Open {
             }
             Err(used) => {
                 buffers.insert(addr, used);
-                let text = "an agent or an automatic copier uses the buffer; destroy that first";
+                let text =
+                    "the buffer is in use, by an agent, an automatic copier or a copy; destroy or end that first";
                 Err(Failure::new(libc::EBUSY, Kind::Busy, text))
             }
         }

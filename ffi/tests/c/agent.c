@@ -252,9 +252,13 @@ static void threads(void)
 static void forked(void)
 {
     gdrx_agent_t agent = create();
-    void *buffer = NULL, *other = NULL;
+    void *buffer = NULL, *other = NULL, *flying = NULL;
+    int done = 0;
+    uint64_t launches = 0;
     gdrx_segment_t piece = { 0, 0, 1, 0 };
     OK(gdrx_agent_alloc(agent, 100, &buffer));
+    OK(gdrx_agent_alloc(agent, 100, &flying));
+    OK(gdrx_agent_submit_read(agent, flying, &piece, 1));
     OK(gdrx_agent_read(agent, 0, 0, seen, 1));
     pid_t child = fork();
     if (child == 0) {
@@ -263,6 +267,9 @@ static void forked(void)
         CHECK(gdrx_last_error_kind() == GDRX_ERROR_WRONG_PROCESS);
         RETURNS(EACCES, gdrx_agent_read_into(agent, buffer, &piece, 1));
         RETURNS(EACCES, gdrx_agent_submit_read(agent, buffer, &piece, 1));
+        RETURNS(EACCES, gdrx_agent_wait(agent, flying));
+        RETURNS(EACCES, gdrx_agent_is_done(agent, flying, &done));
+        RETURNS(EACCES, gdrx_agent_state(agent, &done, &launches));
         RETURNS(EACCES, gdrx_agent_alloc(agent, 100, &other));
         RETURNS(EACCES, gdrx_agent_destroy(agent));
         execl("/bin/true", "true", (char *)NULL);
@@ -270,6 +277,8 @@ static void forked(void)
     }
     int status = 0;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    OK(gdrx_agent_wait(agent, flying));
+    CHECK(*(char *)flying == seen[0]);
     OK(gdrx_agent_read(agent, 0, 0, seen, 1));
     RETURNS(EBUSY, gdrx_free(g, dev));
     OK(gdrx_agent_destroy(agent));
