@@ -12,13 +12,14 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, Kind};
 use crate::marks;
+use crate::part::{Leave, Part, name};
 use crate::sessions::Open;
 use crate::slab::Slab;
 
@@ -53,58 +54,12 @@ struct Held<S, A, B> {
     open: Weak<Open>,
 }
 
-/// Who may use a part.
-#[derive(Default)]
-struct Part {
-    /// The thread whose it is, as marks call it; 0 for none.
-    owner: AtomicU64,
-    /// Whether the owner is in a call: one from a signal handler would be the second. Used by the owner alone.
-    inside: AtomicBool,
-    /// Whether a thread is taking it over.
-    moving: AtomicBool,
-}
-
 /// How an attempt ended.
 enum Attempt<R> {
     Done(R),
     NotMine(u64),
     Busy,
     Gone,
-}
-
-/// Clears `inside`, also when the call panics.
-struct Leave<'a>(&'a AtomicBool);
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-}
-
-/// What marks call a place or a part of it: none of them moves.
-fn name<T>(place: &T) -> usize {
-    ptr::from_ref(place).addr()
-}
-
-impl Part {
-    fn reset(&self) {
-        self.owner.store(0, Ordering::Relaxed);
-        self.inside.store(false, Ordering::Relaxed);
-    }
-
-    /// Makes it this thread's, unless a call is at work on it.
-    #[cold]
-    fn take_over(&self, me: u64) -> bool {
-        if self.moving.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        let before = self.owner.swap(0, Ordering::AcqRel);
-        // Either a call's mark is seen here, or the call no longer finds itself to be the owner.
-        let unused = marks::unused(name(self));
-        self.owner.store(if unused { me } else { before }, Ordering::Release);
-        self.moving.store(false, Ordering::Release);
-        unused
-    }
 }
 
 impl<S: Send + Sync + 'static, A: Send + 'static, B: Send + 'static> Table<S, A, B> {

@@ -1,7 +1,6 @@
-/* Channels, mailboxes and latest values. On backend emulated a thread plays the kernel, by gdrcopy_channel.cuh compiled for
+/* Channels. On backend emulated a thread plays the kernel, by gdrcopy_channel.cuh compiled for
  * the CPU; elsewhere there is no kernel, and what is tried is what happens then. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -11,24 +10,12 @@
 #include <gdrcopy_channel.cuh>
 
 #include "../check.h"
-
-enum { LINE = 48, LONG_US = 60000000 };
+#include "../kernel.h"
 
 static gdr_t g;
 static int emulated;
 
 typedef char channel_has_its_size[sizeof(gdrc_channel) == GDRX_CHANNEL_BYTES ? 1 : -1];
-typedef char latest_has_its_size[sizeof(gdrc_latest) == GDRX_LATEST_BYTES ? 1 : -1];
-
-static gdrx_channel_options_t small(void)
-{
-    gdrx_channel_options_t options;
-    memset(&options, 0, sizeof options);
-    options.size = sizeof options;
-    options.lines_to_gpu = options.lines_to_host = 32;
-    options.kernel_limit_ms = 120000;
-    return options;
-}
 
 static gdrx_channel_t create(void)
 {
@@ -72,67 +59,6 @@ static void *echo_messages(void *device)
     }
     gdrc_close(&port);
     return NULL;
-}
-
-/* 100 bytes of question, 56 of answer: its first 56, reversed; it does not answer when the first byte is 0. */
-static void *answer(void *device)
-{
-    gdrc_port port;
-    unsigned char request[3 * LINE], response[2 * LINE] = { 0 };
-    gdrc_u32 words[3 * GDRC_LINE_WORDS], out[2 * GDRC_LINE_WORDS];
-    gdrc_open(&port, (const gdrc_channel *)device, 0);
-    while (gdrc_recv_lines(&port, 3, words)) {
-        memcpy(request, words, sizeof request);
-        if (request[0] == 0)
-            break;
-        for (int n = 0; n < 56; n++)
-            response[n] = request[55 - n];
-        memcpy(out, response, sizeof out);
-        if (!gdrc_send_lines(&port, 2, out))
-            break;
-    }
-    gdrc_close(&port);
-    return NULL;
-}
-
-struct watch {
-    gdrc_channel channel;
-    gdrc_latest latest;
-    gdrc_u32 last, seen, mixed, backward;
-};
-
-/* Looks at a value of 30 words, all the same, until it is the last one. */
-static void *watch(void *at)
-{
-    struct watch *w = (struct watch *)at;
-    gdrc_port port;
-    gdrc_u32 words[3 * GDRC_LINE_WORDS], version = gdrc_latest_none(&w->latest), before = 0;
-    gdrc_open(&port, &w->channel, 0);
-    while (!gdrc_is_over(&port)) {
-        if (!gdrc_latest_read(&w->latest, &version, words))
-            continue;
-        w->seen++;
-        for (int n = 1; n < 30; n++)
-            w->mixed += words[n] != words[0];
-        w->backward += words[0] < before;
-        before = words[0];
-        if (before == w->last)
-            break;
-    }
-    gdrc_close(&port);
-    return NULL;
-}
-
-static pthread_t start(void *(*kernel)(void *), void *device)
-{
-    pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, kernel, device) == 0);
-    return thread;
-}
-
-static void join(pthread_t thread)
-{
-    CHECK(pthread_join(thread, NULL) == 0);
 }
 
 static int kernel_of(gdrx_channel_t channel)
@@ -225,31 +151,6 @@ static void alone(void)
     RETURNS(EINVAL, gdrx_channel_device(channel, &device, sizeof device));
     CHECK(gdrx_last_error_kind() == GDRX_ERROR_INVALID_HANDLE);
 
-    gdrx_mailbox_t mailbox = { 7 };
-    options = small();
-    RETURNS(EINVAL, gdrx_mailbox_create(g, &options, 16 * LINE + 1, 8, &mailbox));
-    CHECK(mailbox.h == 0);
-    OK(gdrx_mailbox_create(g, &options, 16 * LINE, 0, &mailbox));
-    RETURNS(ETIMEDOUT, gdrx_mailbox_call(mailbox, message, NULL, 1000));
-    RETURNS(EINVAL, gdrx_mailbox_call(mailbox, NULL, NULL, 1000));
-    uint64_t late = 0;
-    OK(gdrx_mailbox_late(mailbox, &late));
-    CHECK(late == 1);
-    OK(gdrx_mailbox_destroy(mailbox));
-    RETURNS(EINVAL, gdrx_mailbox_call(mailbox, message, NULL, 1000));
-
-    gdrx_latest_t latest;
-    gdrc_latest slots;
-    RETURNS(EINVAL, gdrx_latest_create(g, -1, NULL, 8, &latest));
-    OK(gdrx_latest_create(g, -1, message, 100, &latest));
-    OK(gdrx_latest_device(latest, &slots, sizeof slots));
-    CHECK(slots.lines == 3 && slots.slots != 0);
-    RETURNS(EINVAL, gdrx_latest_device(latest, &slots, 8));
-    OK(gdrx_latest_set(latest, message));
-    RETURNS(EINVAL, gdrx_latest_set(latest, NULL));
-    OK(gdrx_latest_destroy(latest));
-    RETURNS(EINVAL, gdrx_latest_set(latest, message));
-    RETURNS(EINVAL, gdrx_latest_destroy(latest));
 }
 
 static void lines_there_and_back(int placement)
@@ -320,64 +221,6 @@ static void messages_of_any_length(void)
     }
     OK(gdrx_channel_stop(channel));
     join(kernel);
-    OK(gdrx_channel_destroy(channel));
-}
-
-static void questions(void)
-{
-    gdrx_channel_options_t options = small();
-    gdrx_mailbox_t mailbox;
-    OK(gdrx_mailbox_create(g, &options, 100, 56, &mailbox));
-    gdrc_channel device;
-    OK(gdrx_mailbox_device(mailbox, &device, sizeof device));
-    unsigned char request[100], response[57];
-    fill(request, sizeof request, 1);
-    request[0] = 1;
-    response[56] = 0x5a;
-    /* Nobody is there yet: the answer comes late, and is not taken for the next one's. */
-    RETURNS(ETIMEDOUT, gdrx_mailbox_call(mailbox, request, response, 1000));
-    gdrx_kernel_state_t state;
-    OK(gdrx_mailbox_kernel(mailbox, &state));
-    CHECK(state == GDRX_KERNEL_NOT_STARTED);
-    pthread_t kernel = start(answer, &device);
-    for (unsigned round = 0; round < 200; round++) {
-        fill(request, sizeof request, round);
-        request[0] = 1;
-        OK(gdrx_mailbox_call(mailbox, request, response, LONG_US));
-        for (int n = 0; n < 56; n++)
-            CHECK(response[n] == request[55 - n]);
-    }
-    CHECK(response[56] == 0x5a);
-    uint64_t late = 7;
-    OK(gdrx_mailbox_late(mailbox, &late));
-    CHECK(late == 0);
-    request[0] = 0;
-    RETURNS(EPIPE, gdrx_mailbox_call(mailbox, request, response, LONG_US));
-    join(kernel);
-    OK(gdrx_mailbox_stop(mailbox));
-    OK(gdrx_mailbox_destroy(mailbox));
-}
-
-static void newest(void)
-{
-    gdrx_channel_t channel = create();
-    gdrx_latest_t latest;
-    uint32_t words[30] = { 0 };
-    struct watch w = { .last = getenv("CHECK_UNDER_CHECKER") ? 2000 : 20000 };
-    OK(gdrx_latest_create(g, 0, words, sizeof words, &latest));
-    OK(gdrx_channel_device(channel, &w.channel, sizeof w.channel));
-    OK(gdrx_latest_device(latest, &w.latest, sizeof w.latest));
-    pthread_t kernel = start(watch, &w);
-    for (uint32_t number = 1; number <= w.last; number++) {
-        for (int n = 0; n < 30; n++)
-            words[n] = number;
-        OK(gdrx_latest_set(latest, words));
-        if (number % 1000 == 0)
-            sched_yield();
-    }
-    join(kernel);
-    CHECK(w.seen > 0 && w.mixed == 0 && w.backward == 0 && kernel_of(channel) == GDRX_KERNEL_ENDED);
-    OK(gdrx_latest_destroy(latest));
     OK(gdrx_channel_destroy(channel));
 }
 
@@ -476,14 +319,9 @@ static void in_use(void)
 static void forked(void)
 {
     gdrx_channel_t channel = create();
-    gdrx_channel_options_t options = small();
-    gdrx_mailbox_t mailbox;
-    gdrx_latest_t latest;
     char line[LINE] = { 0 };
     gdrc_channel device;
     gdrx_kernel_state_t state;
-    OK(gdrx_mailbox_create(g, &options, LINE, LINE, &mailbox));
-    OK(gdrx_latest_create(g, -1, line, LINE, &latest));
     OK(gdrx_channel_send_line(channel, line, 0));
     pid_t child = fork();
     if (child == 0) {
@@ -494,10 +332,6 @@ static void forked(void)
         RETURNS(EACCES, gdrx_channel_kernel(channel, &state));
         RETURNS(EACCES, gdrx_channel_device(channel, &device, sizeof device));
         RETURNS(EACCES, gdrx_channel_destroy(channel));
-        RETURNS(EACCES, gdrx_mailbox_call(mailbox, line, line, 1000));
-        RETURNS(EACCES, gdrx_mailbox_destroy(mailbox));
-        RETURNS(EACCES, gdrx_latest_set(latest, line));
-        RETURNS(EACCES, gdrx_latest_destroy(latest));
         CHECK(gdrx_last_error_kind() == GDRX_ERROR_WRONG_PROCESS);
         execl("/bin/true", "true", (char *)NULL);
         _exit(1);
@@ -505,7 +339,7 @@ static void forked(void)
     int status = 0;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
     OK(gdrx_channel_send_line(channel, line, 0));
-    /* All of them go with the session. */
+    /* It goes with the session. */
 }
 
 int main(void)
@@ -520,8 +354,6 @@ int main(void)
         lines_there_and_back(GDRX_RING_IN_GPU_MEMORY);
         lines_there_and_back(GDRX_RING_IN_HOST_MEMORY);
         messages_of_any_length();
-        questions();
-        newest();
         threads();
     }
     in_use();
