@@ -29,7 +29,8 @@
  *             parent's; gdr_open gives the child handles of its own.
  * Lifetime    *The memory must stay allocated while it is mapped.* CUDA hands small freed blocks out again: an old
  *             mapping would show, and change, the next owner's bytes. Objects may be given up in any order; what is
- *             left goes with gdr_close. No call of a teardown calls CUDA.
+ *             left goes with gdr_close. No call of a teardown calls CUDA, but to free and end what
+ *             gdrapi_ext.h made: device memory, agents, channels.
  *
  * Environment, read by gdr_open (an unknown value makes it fail):
  *   GDRCOPY_BACKEND          the backend to use; by default the best that works: see README

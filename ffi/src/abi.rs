@@ -3,12 +3,12 @@
 #![allow(unsafe_code, reason = "exported by name, and called with C's pointers")]
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
-use std::slice;
 
 use gdrcopy::{AfterFree, MappingType, P2pTokens, Session};
 
 use crate::failure::{Failure, entry, entry_or};
 use crate::pins::{self, GPU_PAGE, Info, Part};
+use crate::pointers::{destination, output, source};
 use crate::types::{Gdr, InfoV1, InfoV2, MemoryHandle};
 use crate::{log, sessions};
 
@@ -34,53 +34,6 @@ pub(crate) fn number(g: *const Gdr) -> u64 {
 /// A `gdr_t` made of its number.
 pub(crate) fn gdr(number: u64) -> *mut Gdr {
     usize::try_from(number).map_or(std::ptr::null_mut(), std::ptr::without_provenance_mut)
-}
-
-/// An output parameter, zeroed at once so that no failure leaves it as it was.
-///
-/// # Safety
-///
-/// `out` is null, or points to a `T` that this call may write.
-pub(crate) unsafe fn output<'a, T: Default>(out: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    if out.is_null() {
-        return Err(Failure::invalid(format!("{name} is NULL")));
-    }
-    // SAFETY: not null, and the caller's to write; nothing is read from it.
-    unsafe { out.write(T::default()) };
-    // SAFETY: just written.
-    Ok(unsafe { &mut *out })
-}
-
-/// The caller's bytes to be copied to the device. 0 bytes may come with any pointer.
-///
-/// # Safety
-///
-/// `from` is null, or valid for reads of `size` bytes during `'a`.
-pub(crate) unsafe fn source<'a>(from: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
-    if size == 0 {
-        return Ok(&[]);
-    }
-    if from.is_null() || isize::try_from(size).is_err() {
-        return Err(Failure::invalid("the host pointer is NULL, or the size is negative"));
-    }
-    // SAFETY: not null, and the caller's to read; bytes have no alignment.
-    Ok(unsafe { slice::from_raw_parts(from.cast(), size) })
-}
-
-/// The caller's bytes to be filled from the device.
-///
-/// # Safety
-///
-/// `to` is null, or valid for writes of `size` bytes during `'a`.
-pub(crate) unsafe fn destination<'a>(to: *mut c_void, size: usize) -> Result<&'a mut [u8], Failure> {
-    if size == 0 {
-        return Ok(&mut []);
-    }
-    if to.is_null() || isize::try_from(size).is_err() {
-        return Err(Failure::invalid("the host pointer is NULL, or the size is negative"));
-    }
-    // SAFETY: not null, and the caller's to write; bytes have no alignment, and are only written.
-    Ok(unsafe { slice::from_raw_parts_mut(to.cast(), size) })
 }
 
 pub(crate) fn mapping_type(found: Option<MappingType>) -> c_int {

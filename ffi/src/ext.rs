@@ -1,14 +1,16 @@
-//! The functions of `gdrapi_ext.h`, but for those that copy.
+//! The functions of `gdrapi_ext.h` about errors, backends, device memory and mappings.
 
 #![allow(unsafe_code, reason = "exported by name, and called with C's pointers")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use gdrcopy::{AfterFree, BackendKind};
 
-use crate::abi::{destination, gdr, mapping_type, number, output, source};
+use crate::abi::{gdr, mapping_type, number};
+use crate::channels::ordinal;
 use crate::failure::{self, Failure, Kind, entry, entry_or};
 use crate::pins::{self, Part};
+use crate::pointers::{destination, output, source, string, write_text};
 use crate::types::{Cost, Gdr, MappingFacts, MemoryHandle};
 use crate::{cost, log, sessions};
 
@@ -33,13 +35,8 @@ pub extern "C" fn gdrx_last_error_kind() -> Kind {
 pub unsafe extern "C" fn gdrx_open(backend: *const c_char) -> *mut Gdr {
     log::init();
     entry_or("gdrx_open", std::ptr::null_mut(), || {
-        if backend.is_null() {
-            return Ok(gdr(sessions::open(None)?));
-        }
-        // SAFETY: not null, and the caller's duty.
-        let name = unsafe { CStr::from_ptr(backend) };
-        let name = name.to_str().map_err(|_| Failure::invalid("the backend's name is not text"))?;
-        Ok(gdr(sessions::open(Some(name))?))
+        // SAFETY: the caller's duty.
+        Ok(gdr(sessions::open(unsafe { string(backend, "the backend's name") }?)?))
     })
 }
 
@@ -66,15 +63,9 @@ pub extern "C" fn gdrx_backend(g: *mut Gdr) -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdrx_probe_report(g: *mut Gdr, text: *mut c_char, size: usize) -> c_int {
     entry("gdrx_probe_report", || {
+        let report = || Ok(sessions::find(number(g))?.session.probe_report().to_string());
         // SAFETY: the caller's duty.
-        let to = unsafe { destination(text.cast(), size) }?;
-        let [first, ..] = to else { return Err(Failure::invalid("size is 0")) };
-        *first = 0;
-        let report = sessions::find(number(g))?.session.probe_report().to_string();
-        let len = report.len().min(size - 1);
-        to[..len].copy_from_slice(&report.as_bytes()[..len]);
-        to[len] = 0;
-        Ok(())
+        unsafe { write_text(text, size, report) }
     })
 }
 
@@ -98,17 +89,10 @@ pub unsafe extern "C" fn gdrx_alloc(g: *mut Gdr, gpu: c_int, size: usize, addr: 
     })
 }
 
-fn ordinal(gpu: c_int) -> Result<Option<usize>, Failure> {
-    match gpu {
-        -1 => Ok(None),
-        _ => usize::try_from(gpu).map(Some).map_err(|_| Failure::invalid("gpu is neither a number of a GPU nor -1")),
-    }
-}
-
 /// Frees what `gdrx_alloc` allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdrx_free(g: *mut Gdr, addr: u64) -> c_int {
-    entry("gdrx_free", || Ok(sessions::find(number(g))?.take_buffer(addr)?.free()?))
+    entry("gdrx_free", || sessions::find(number(g))?.free_buffer(addr))
 }
 
 /// Copies host memory to a buffer of `gdrx_alloc` the device's own way.

@@ -1,16 +1,16 @@
-//! The functions of `gdrapi_ext.h` that copy.
+//! The functions of `gdrapi_ext.h` that copy through mappings.
 
 #![allow(unsafe_code, reason = "exported by name, and called with C's pointers")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
 use gdrcopy::{Mapping, ParallelCopier};
 
-use crate::abi::{destination, output, source};
 use crate::copiers;
 use crate::failure::{Failure, Kind, entry};
 use crate::pins;
+use crate::pointers::{destination, output, source, string};
 use crate::types::{CopierHandle, MemoryHandle};
 
 /// Stores without a fence.
@@ -161,10 +161,8 @@ pub unsafe extern "C" fn gdrx_copier_create(
             let negative = |_| Failure::invalid(format!("{threads} threads; 0 is as many as gain something"));
             builder = builder.threads(usize::try_from(threads).map_err(negative)?);
         }
-        if !cpus.is_null() {
-            // SAFETY: not null, and the caller's duty.
-            let list = unsafe { CStr::from_ptr(cpus) };
-            let list = list.to_str().map_err(|_| Failure::invalid("the list of CPUs is not text"))?;
+        // SAFETY: the caller's duty.
+        if let Some(list) = unsafe { string(cpus, "the list of CPUs") }? {
             builder = builder.cpus(list.parse()?);
         }
         // Negative: as it is.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use gdrcopy::channel::ChannelError;
 use gdrcopy::{Error, ErrorKind};
 
 /// `gdrx_error_kind_t`: what a program can act on. The values are part of the ABI.
@@ -48,6 +49,12 @@ pub enum Kind {
     System = 17,
     /// A bug in this library.
     Internal = 18,
+    /// Nothing could be sent or received now.
+    WouldBlock = 19,
+    /// The timeout has passed.
+    TimedOut = 20,
+    /// The kernel at the other end has ended.
+    KernelGone = 21,
 }
 
 impl From<ErrorKind> for Kind {
@@ -72,9 +79,16 @@ impl From<ErrorKind> for Kind {
     }
 }
 
-/// Why a call failed. One word, so that success costs none.
+/// Why a call failed.
 #[derive(Debug)]
-pub(crate) struct Failure(Box<Inner>);
+pub(crate) struct Failure(Repr);
+
+#[derive(Debug)]
+enum Repr {
+    Told(Box<Inner>),
+    /// What happens in the course of things, many times a microsecond: it costs neither an allocation nor a message.
+    Usual(&'static Usual),
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -83,14 +97,58 @@ struct Inner {
     text: String,
 }
 
+#[derive(Debug)]
+struct Usual {
+    errno: c_int,
+    kind: Kind,
+    text: &'static str,
+}
+
+static FULL: Usual = Usual {
+    errno: libc::EAGAIN,
+    kind: Kind::WouldBlock,
+    text: "the ring to the GPU has no room now; wait for the kernel, or make it larger",
+};
+static EMPTY: Usual =
+    Usual { errno: libc::EAGAIN, kind: Kind::WouldBlock, text: "no whole message from the kernel is there now" };
+static TIMED_OUT: Usual =
+    Usual { errno: libc::ETIMEDOUT, kind: Kind::TimedOut, text: "the kernel did not act in time; is it running?" };
+static KERNEL_GONE: Usual = Usual {
+    errno: libc::EPIPE,
+    kind: Kind::KernelGone,
+    text: "the kernel has ended; destroy this and launch it on a new one",
+};
+
 impl Failure {
     #[cold]
     pub(crate) fn new(errno: c_int, kind: Kind, text: impl Into<String>) -> Self {
-        Self(Box::new(Inner { errno, kind, text: text.into() }))
+        Self(Repr::Told(Box::new(Inner { errno, kind, text: text.into() })))
     }
 
     pub(crate) fn kind(&self) -> Kind {
-        self.0.kind
+        match &self.0 {
+            Repr::Told(inner) => inner.kind,
+            Repr::Usual(usual) => usual.kind,
+        }
+    }
+
+    /// What a request of an agent's failed of. Its deadline is told apart from another thread's call, which is `EBUSY`.
+    #[cold]
+    pub(crate) fn of_agent(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Busy => Self::new(libc::ETIMEDOUT, Kind::TimedOut, error.to_string()),
+            _ => error.into(),
+        }
+    }
+
+    /// There is no room to send.
+    pub(crate) fn full() -> Self {
+        Self(Repr::Usual(&FULL))
+    }
+
+    /// There is nothing to receive.
+    pub(crate) fn empty() -> Self {
+        Self(Repr::Usual(&EMPTY))
     }
 
     #[cold]
@@ -117,19 +175,21 @@ impl Failure {
     /// Remembers it for `gdrx_last_error` and gives the number to return, which is positive.
     #[cold]
     fn remember(self, call: &'static str) -> c_int {
-        let Inner { errno, kind, text } = *self.0;
-        tracing::error!(call, errno, "{text}");
-        let mut text = format!("{call}: {text}");
-        text.retain(|c| c != '\0');
-        let text = CString::new(text).unwrap_or_default();
-        let number = if errno > 0 { errno } else { libc::EIO };
+        let (errno, kind, text) = match self.0 {
+            Repr::Told(inner) => {
+                let Inner { errno, kind, text } = *inner;
+                tracing::error!(call, errno, "{text}");
+                (errno, kind, Text::Whole(c_text(call, &text)))
+            }
+            Repr::Usual(Usual { errno, kind, text }) => (*errno, *kind, Text::Parts(call, text)),
+        };
         // A thread that is ending remembers nothing.
         let _ = LAST.try_with(|last| {
             if let Ok(mut last) = last.try_borrow_mut() {
                 *last = Some((kind, text));
             }
         });
-        number
+        if errno > 0 { errno } else { libc::EIO }
     }
 }
 
@@ -140,8 +200,47 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<ChannelError> for Failure {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::Full => Self(Repr::Usual(&FULL)),
+            ChannelError::TimedOut => Self(Repr::Usual(&TIMED_OUT)),
+            ChannelError::KernelGone => Self(Repr::Usual(&KERNEL_GONE)),
+            ChannelError::Failed(error) => error.into(),
+            other => Self::new(libc::EIO, Kind::System, other.to_string()),
+        }
+    }
+}
+
+/// What `gdrx_last_error` gives, put together when it is asked for.
+enum Text {
+    Whole(CString),
+    /// The call, and what happened.
+    Parts(&'static str, &'static str),
+}
+
+impl Text {
+    fn whole(&mut self) -> *const c_char {
+        if let Self::Parts(call, text) = *self {
+            *self = Self::Whole(c_text(call, text));
+        }
+        match self {
+            Self::Whole(text) => text.as_ptr(),
+            Self::Parts(..) => NOTHING.as_ptr(),
+        }
+    }
+}
+
+fn c_text(call: &str, text: &str) -> CString {
+    let mut text = format!("{call}: {text}");
+    text.retain(|c| c != '\0');
+    CString::new(text).unwrap_or_default()
+}
+
+const NOTHING: &CStr = c"";
+
 thread_local! {
-    static LAST: RefCell<Option<(Kind, CString)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<(Kind, Text)>> = const { RefCell::new(None) };
 }
 
 /// The kind of this thread's last failure.
@@ -154,11 +253,8 @@ pub(crate) fn last_kind() -> Kind {
 
 /// The text of this thread's last failure: valid until its next failure.
 pub(crate) fn last_text() -> *const c_char {
-    const NOTHING: &CStr = c"";
-    LAST.try_with(|last| last.try_borrow().ok().and_then(|last| last.as_ref().map(|(_, text)| text.as_ptr())))
-        .ok()
-        .flatten()
-        .unwrap_or(NOTHING.as_ptr())
+    let whole = |last: &RefCell<Option<(Kind, Text)>>| Some(last.try_borrow_mut().ok()?.as_mut()?.1.whole());
+    LAST.try_with(whole).ok().flatten().unwrap_or(NOTHING.as_ptr())
 }
 
 #[inline]
@@ -208,6 +304,13 @@ mod tests {
                 assert_eq!(last_kind(), Kind::NotMapped, "success changes nothing");
                 assert_eq!(entry("gdr_x", || Err(Failure::new(0, Kind::System, "a\0b"))), libc::EIO);
                 assert_eq!(text(), "gdr_x: ab");
+                assert_eq!(entry("gdrx_y", || Err(ChannelError::TimedOut.into())), libc::ETIMEDOUT);
+                assert_eq!(last_kind(), Kind::TimedOut);
+                let first = last_text();
+                assert!(text().starts_with("gdrx_y: the kernel did not act in time"), "{}", text());
+                assert_eq!(last_text(), first, "it stays where it is until the next failure");
+                assert_eq!(entry("gdrx_z", || Err(Failure::empty())), libc::EAGAIN);
+                assert_eq!((last_kind(), text().split(':').next()), (Kind::WouldBlock, Some("gdrx_z")));
             });
         });
         assert_eq!(last_kind(), Kind::None);

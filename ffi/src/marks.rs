@@ -1,4 +1,4 @@
-//! Which windows, and parallel copiers, each thread is copying through at the moment, at the cost of plain stores.
+//! Which windows, and objects behind other handles, each thread is using at the moment, at the cost of plain stores.
 //!
 //! A copy marks the window it uses, and only then looks for the mapping; unmap takes the mapping out of sight, and only then
 //! looks for marks. Each side stores and then loads, and the two must not pass each other. The usual way, a locked
@@ -10,7 +10,7 @@
 //! The fence on every processor has a second effect that unmapping relies on: what threads stored through the mapping has
 //! left their write-combining buffers.
 
-#![allow(unsafe_code, reason = "one system call that libc has no wrapper for")]
+#![allow(unsafe_code, reason = "two system calls")]
 
 use std::ffi::{c_int, c_long};
 use std::sync::Once;
@@ -144,18 +144,32 @@ thread_local! {
 /// Runs `copy` while this thread's mark for `window` is set; `None` if there is no room for a mark.
 #[inline]
 pub(crate) fn marked<R>(window: usize, copy: impl FnOnce() -> R) -> Option<R> {
-    match MINE.try_with(|mine| mine.marks) {
-        Ok(marks) => {
+    marked_by(window, |_| copy())
+}
+
+/// As `marked`; `copy` learns who this thread is: a number other than 0 that no other living thread has.
+#[inline]
+pub(crate) fn marked_by<R>(window: usize, copy: impl FnOnce(u64) -> R) -> Option<R> {
+    match MINE.try_with(|mine| (mine.handle, mine.marks)) {
+        Ok((me, marks)) => {
             let _mark = Mark::set(marks?, window);
-            Some(copy())
+            Some(copy(me))
         }
         // This thread is ending and has given its place up.
         Err(_) => {
             let mine = Mine::new();
             let _mark = Mark::set(mine.marks?, window);
-            Some(copy())
+            Some(copy(kernels_number()))
         }
     }
+}
+
+/// Who this thread is where it has no place: the kernel's number for it, set apart from handles.
+#[cold]
+fn kernels_number() -> u64 {
+    // SAFETY: the call takes nothing and cannot fail.
+    let number = unsafe { libc::gettid() };
+    1 << 63 | u64::try_from(number).unwrap_or(0)
 }
 
 /// Whether no thread copies through `window`. To be asked once its mapping is out of sight.

@@ -13,6 +13,10 @@ use crate::{marks, pins};
 
 static SESSIONS: Slab<Mutex<Option<Arc<Open>>>> = Slab::new();
 
+/// The name of a kind of objects, and the handle of one.
+type Object = (&'static str, u64);
+type Destroy = fn(u64) -> Result<(), Failure>;
+
 /// What `gdr_open` opened.
 #[derive(Debug)]
 pub(crate) struct Open {
@@ -21,7 +25,9 @@ pub(crate) struct Open {
     /// `None` once `gdr_close` has begun.
     pins: Mutex<Option<BTreeSet<u64>>>,
     /// By device address.
-    buffers: Mutex<BTreeMap<u64, DeviceBuffer>>,
+    buffers: Mutex<BTreeMap<u64, Arc<DeviceBuffer>>>,
+    /// What else is to be destroyed, and how: agents, channels and the like. `None` once `gdr_close` has begun.
+    objects: Mutex<Option<BTreeMap<Object, Destroy>>>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -43,12 +49,52 @@ impl Open {
 
     pub(crate) fn add_buffer(&self, buffer: DeviceBuffer) -> u64 {
         let addr = buffer.addr().raw();
-        lock(&self.buffers).insert(addr, buffer);
+        lock(&self.buffers).insert(addr, Arc::new(buffer));
         addr
     }
 
-    pub(crate) fn take_buffer(&self, addr: u64) -> Result<DeviceBuffer, Failure> {
-        lock(&self.buffers).remove(&addr).ok_or_else(not_a_buffer)
+    /// Frees a buffer that nothing else uses.
+    pub(crate) fn free_buffer(&self, addr: u64) -> Result<(), Failure> {
+        let mut buffers = lock(&self.buffers);
+        match Arc::try_unwrap(buffers.remove(&addr).ok_or_else(not_a_buffer)?) {
+            Ok(buffer) => {
+                drop(buffers);
+                Ok(buffer.free()?)
+            }
+            Err(used) => {
+                buffers.insert(addr, used);
+                let text =
+                    "the buffer is in use, by an agent, an automatic copier or a copy; destroy or end that first";
+                Err(Failure::new(libc::EBUSY, Kind::Busy, text))
+            }
+        }
+    }
+
+    /// The buffer that starts at `addr`.
+    pub(crate) fn buffer(&self, addr: u64) -> Result<Arc<DeviceBuffer>, Failure> {
+        lock(&self.buffers).get(&addr).cloned().ok_or_else(not_a_buffer)
+    }
+
+    /// The buffer that `addr` lies in, and where in it, if there is one.
+    pub(crate) fn buffer_around(&self, addr: u64) -> Option<(Arc<DeviceBuffer>, usize)> {
+        let buffers = lock(&self.buffers);
+        let (start, buffer) = buffers.range(..=addr).next_back()?;
+        let offset = usize::try_from(addr - start).ok().filter(|offset| *offset < buffer.len())?;
+        Some((Arc::clone(buffer), offset))
+    }
+
+    /// Notes what is to be destroyed with the session, unless it is being closed.
+    pub(crate) fn add_object(&self, kind: &'static str, handle: u64, destroy: Destroy) -> Result<(), Failure> {
+        let mut objects = lock(&self.objects);
+        let objects = objects.as_mut().ok_or_else(Failure::unknown_handle)?;
+        objects.insert((kind, handle), destroy);
+        Ok(())
+    }
+
+    pub(crate) fn remove_object(&self, kind: &'static str, handle: u64) {
+        if let Some(objects) = lock(&self.objects).as_mut() {
+            objects.remove(&(kind, handle));
+        }
     }
 
     /// Runs `body` with the buffer that `addr` lies in, and the offset of `addr` in it.
@@ -57,10 +103,8 @@ impl Open {
         addr: u64,
         body: impl FnOnce(&DeviceBuffer, usize) -> gdrcopy::Result<()>,
     ) -> Result<(), Failure> {
-        let buffers = lock(&self.buffers);
-        let (start, buffer) = buffers.range(..=addr).next_back().ok_or_else(not_a_buffer)?;
-        let offset = usize::try_from(addr - start).ok().filter(|offset| *offset < buffer.len());
-        Ok(body(buffer, offset.ok_or_else(not_a_buffer)?)?)
+        let (buffer, offset) = self.buffer_around(addr).ok_or_else(not_a_buffer)?;
+        Ok(body(&buffer, offset)?)
     }
 }
 
@@ -93,8 +137,8 @@ pub(crate) fn open(backend: Option<&str>) -> Result<u64, Failure> {
     let full = || Failure::new(libc::EMFILE, Kind::OutOfMemory, "a million sessions are open; close some");
     let (handle, place) = SESSIONS.claim().ok_or_else(full)?;
     tracing::info!(handle, "{}", session.probe_report());
-    let (pins, buffers) = (Mutex::new(Some(BTreeSet::new())), Mutex::default());
-    *lock(place) = Some(Arc::new(Open { handle, session, pins, buffers }));
+    let (pins, objects) = (Mutex::new(Some(BTreeSet::new())), Mutex::new(Some(BTreeMap::new())));
+    *lock(place) = Some(Arc::new(Open { handle, session, pins, buffers: Mutex::default(), objects }));
     Ok(handle)
 }
 
@@ -107,13 +151,21 @@ pub(crate) fn find(handle: u64) -> Result<Arc<Open>, Failure> {
 /// How long closing waits for copies at work: no copy takes that long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Unpins and frees what is left and closes; carries on past failures and reports the first.
+/// Destroys, unpins and frees what is left and closes; carries on past failures and reports the first.
 pub(crate) fn close(handle: u64) -> Result<(), Failure> {
     let place = SESSIONS.retire(handle)?;
     let open = lock(place).take();
     SESSIONS.recycle(handle);
     let open = open.ok_or_else(Failure::unknown_handle)?;
     let mut result = Ok(());
+    let objects = lock(&open.objects).take().unwrap_or_default();
+    for ((_, object), destroy) in objects {
+        match destroy(object) {
+            // Another thread was faster.
+            Err(failure) if failure.kind() == Kind::InvalidHandle => {}
+            done => result = result.and(done),
+        }
+    }
     let mut at_work = Vec::new();
     let pins = lock(&open.pins).take().unwrap_or_default();
     for pin in pins {
@@ -130,7 +182,8 @@ pub(crate) fn close(handle: u64) -> Result<(), Failure> {
         std::thread::yield_now();
     }
     let buffers = std::mem::take(&mut *lock(&open.buffers));
-    for buffer in buffers.into_values() {
+    // A buffer that an object still uses, whose end failed, goes with that one.
+    for buffer in buffers.into_values().filter_map(Arc::into_inner) {
         result = result.and(buffer.free().map_err(Failure::from));
     }
     // While another call, or a copy that races with this one, still uses the session, it ends with the last of them.

@@ -133,6 +133,13 @@ impl<T: Default> Slab<T> {
         won.map(|_| value).map_err(|_| Failure::unknown_handle())
     }
 
+    /// Makes a retired handle live again, before it was recycled.
+    pub(crate) fn restore(&self, handle: u64) {
+        if let Some(slot) = self.slot(index_of(handle)) {
+            slot.handle.store(handle, Ordering::Release);
+        }
+    }
+
     /// The values of all slots, those of free ones too.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         (0..self.used.load(Ordering::Acquire)).filter_map(|index| self.slot(index)).map(|slot| &slot.value)
@@ -176,6 +183,10 @@ mod tests {
         for _ in 0..1000 {
             let (handle, _) = slab.claim().unwrap();
             assert!(handle != 0 && seen.insert(handle));
+            assert!(slab.find(handle).is_some());
+            slab.retire(handle).unwrap();
+            assert!(slab.find(handle).is_none());
+            slab.restore(handle);
             assert!(slab.find(handle).is_some());
             slab.retire(handle).unwrap();
             assert!(slab.find(handle).is_none() && slab.retire(handle).is_err());

@@ -17,12 +17,132 @@ pub struct MemoryHandle {
     pub h: c_ulong,
 }
 
-/// `gdrx_copier_t`.
+macro_rules! handles {
+    ($($(#[$about:meta])* $name:ident,)*) => {
+        $($(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name {
+            /// 0 for none.
+            pub h: c_ulong,
+        }
+
+        const _: () = assert!(size_of::<$name>() == 8);)*
+    };
+}
+
+handles! {
+    /// `gdrx_copier_t`.
+    CopierHandle,
+    /// `gdrx_agent_t`.
+    AgentHandle,
+    /// `gdrx_auto_t`.
+    AutoHandle,
+    /// `gdrx_channel_t`.
+    ChannelHandle,
+    /// `gdrx_mailbox_t`.
+    MailboxHandle,
+    /// `gdrx_latest_t`.
+    LatestHandle,
+}
+
+/// `gdrx_range_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// Device address.
+    pub addr: u64,
+    /// Bytes.
+    pub size: usize,
+}
+
+/// `gdrx_segment_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Place among the agent's ranges.
+    pub range: usize,
+    /// First byte in the range.
+    pub offset: usize,
+    /// Bytes.
+    pub size: usize,
+    /// First byte in the host buffer.
+    pub at: usize,
+}
+
+/// `gdrx_agent_options_t`. 0 is the default of each field, -1 is never, or none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CopierHandle {
-    /// 0 for no copier.
-    pub h: c_ulong,
+pub struct AgentOptions {
+    /// Of the caller's structure.
+    pub size: usize,
+    /// CUDA ordinal.
+    pub gpu: c_int,
+    /// Of the block.
+    pub threads: c_int,
+    /// Doorbells.
+    pub ring: c_int,
+    /// Longest read that comes as packets.
+    pub packet_bytes: c_int,
+    /// Without a request.
+    pub idle_us: i64,
+    /// With requests.
+    pub residency_us: i64,
+    /// Of a request.
+    pub deadline_us: i64,
+    /// Threads play the kernel.
+    pub cpu_stand_in: c_int,
+    /// 0.
+    pub unused: c_int,
+}
+
+/// `gdrx_auto_options_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AutoOptions {
+    /// Of the caller's structure.
+    pub size: usize,
+    /// Null: no agent.
+    pub agent: *const AgentOptions,
+    /// 0: the caller alone; -1: as many as gain something.
+    pub threads: c_int,
+    /// 0.
+    pub unused: c_int,
+    /// For the threads; null: the quickest.
+    pub cpus: *const c_char,
+    /// Largest size that is measured.
+    pub largest: usize,
+    /// How long measuring may take.
+    pub milliseconds: u64,
+}
+
+impl Default for AutoOptions {
+    fn default() -> Self {
+        let (agent, cpus) = (std::ptr::null(), std::ptr::null());
+        Self { size: 0, agent, threads: 0, unused: 0, cpus, largest: 0, milliseconds: 0 }
+    }
+}
+
+/// `gdrx_channel_options_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChannelOptions {
+    /// Of the caller's structure.
+    pub size: usize,
+    /// CUDA ordinal, or -1.
+    pub gpu: c_int,
+    /// Of the ring to the GPU.
+    pub lines_to_gpu: u32,
+    /// Of the ring to the CPU.
+    pub lines_to_host: u32,
+    /// Warps that receive.
+    pub readers: u32,
+    /// `gdrx_placement_t`.
+    pub placement: c_int,
+    /// 0.
+    pub unused: c_int,
+    /// Of the kernel's life.
+    pub kernel_limit_ms: u64,
 }
 
 /// The first 40 bytes of `gdr_info_t`, and all of what `gdr_get_info` writes.
@@ -94,8 +214,10 @@ pub struct Cost {
 }
 
 const _: () = {
-    assert!(size_of::<MemoryHandle>() == 8 && size_of::<CopierHandle>() == 8);
+    assert!(size_of::<MemoryHandle>() == 8);
     assert!(size_of::<InfoV1>() == 40 && size_of::<InfoV2>() == 48);
     assert!(std::mem::offset_of!(InfoV1, bits) == 36 && std::mem::offset_of!(InfoV2, mapping_type) == 40);
     assert!(size_of::<MappingFacts>() == 64 && size_of::<Cost>() == 32);
+    assert!(size_of::<Range>() == 16 && size_of::<Segment>() == 32);
+    assert!(size_of::<AgentOptions>() == 56 && size_of::<AutoOptions>() == 48 && size_of::<ChannelOptions>() == 40);
 };

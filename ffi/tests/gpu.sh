@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The C library on a machine with an NVIDIA GPU, gcc and PyTorch, but no Rust: a C program pins, maps, copies and verifies
-# cudaMalloc memory, and PyTorch's own NCCL makes and destroys communicators, both on the library at hand.
+# cudaMalloc memory, the C tests run on the GPU's own memory (with the real agent), the examples with kernels are built by
+# nvcc where it is there, and PyTorch's own NCCL makes and destroys communicators, all on the library at hand.
 #
 #   ffi/tests/gpu.sh PREFIX
 #
@@ -77,6 +78,21 @@ for source in "$here"/c/*.c "$here"/replay/*.c; do
         fail "$name" "does not compile" "$OUT/c-$name.log"
     elif attempt "$name on backend rm" "c-$name.log" env GDRCOPY_BACKEND=rm "$work/$name"; then
         pass "$name on backend rm"
+    fi
+done
+
+# --- examples with kernels -----------------------------------------------------------------------------------------------
+
+examples=$here/../../examples/order_book
+for program in pingpong order_book; do
+    name="$program built by nvcc"
+    if ! command -v "${NVCC:-nvcc}" >/dev/null; then
+        skip "$name" "nvcc is not on the PATH; NVCC names it elsewhere"
+    elif attempt "$name" "c-$program.log" sh "$examples/nvcc.sh" "$prefix/lib" "$prefix/include" "$program"; then
+        case $program in
+        order_book) require "$name" c-order_book.log "every answer checked" "order to answer: median" ;;
+        *) require "$name" "c-$program.log" "round trip, ns" ;;
+        esac
     fi
 done
 

@@ -56,16 +56,19 @@ impl DeviceLatest {
 /// Keep it until the kernels that read it have ended: dropping it takes the memory away and does not wait for them.
 ///
 /// A reader that sleeps through 2^31 values cannot tell what is newer.
-pub struct Latest<T> {
+///
+/// `Latest<[u8]>` is for values whose length is known at run time only; all have the length of the first.
+pub struct Latest<T: ?Sized> {
     far: Far,
     store: LineStore,
     device: DeviceLatest,
     version: u32,
     owner: Owner,
-    value: PhantomData<fn(T)>,
+    bytes: usize,
+    value: PhantomData<fn(&T)>,
 }
 
-impl<T: IntoBytes + Immutable> Latest<T> {
+impl<T: IntoBytes + Immutable + ?Sized> Latest<T> {
     /// Allocates device memory on this GPU (`None`: that of the calling thread's context, or GPU 0) and puts `first` there,
     /// which has arrived on return.
     ///
@@ -83,10 +86,11 @@ impl<T: IntoBytes + Immutable> Latest<T> {
     pub fn starting_at(session: &Session, gpu: Option<usize>, first: &T, start: u32) -> Result<Self> {
         const OP: &str = "open latest";
         part::require_avx(OP)?;
-        let lines = u32::try_from(lines_of(size_of::<T>())).ok().filter(|lines| *lines <= MAX_LINES);
+        let bytes = size_of_val(first);
+        let lines = u32::try_from(lines_of(bytes)).ok().filter(|lines| *lines <= MAX_LINES);
         let Some(lines) = lines else {
             let most = usize_of(u64::from(MAX_LINES)) * LINE_PAYLOAD;
-            let cause = format!("a value of {} bytes, of which {most} are the most", size_of::<T>());
+            let cause = format!("a value of {bytes} bytes, of which {most} are the most");
             return Err(Error::new(OP, ErrorKind::InvalidArgument, cause).remedy("use Mapping::publish"));
         };
         let slot_bytes = usize_of(u64::from(lines)) * LINE;
@@ -101,8 +105,8 @@ impl<T: IntoBytes + Immutable> Latest<T> {
             }
             far.fill(device.slot(version), &bytes)?;
         }
-        let mut latest =
-            Self { far, store, device, version: start.wrapping_sub(1), owner: Owner::here(), value: PhantomData };
+        let version = start.wrapping_sub(1);
+        let mut latest = Self { far, store, device, version, owner: Owner::here(), bytes, value: PhantomData };
         latest.set(first)?;
         latest.far.mapping.flush()?;
         Ok(latest)
@@ -112,10 +116,13 @@ impl<T: IntoBytes + Immutable> Latest<T> {
     ///
     /// # Errors
     ///
-    /// `WrongProcess`.
+    /// `WrongProcess`; `InvalidArgument` if `T` is a slice and this one has another length than the first.
     #[inline]
     pub fn set(&mut self, value: &T) -> Result<()> {
         self.owner.check("set")?;
+        if size_of_val(value) != self.bytes {
+            return Err(other_length(size_of_val(value), self.bytes));
+        }
         self.version = self.version.wrapping_add(1);
         let slot = self.far.mapping.as_ptr().wrapping_add(self.device.slot(self.version));
         let (whole, tail) = value.as_bytes().as_chunks::<LINE_PAYLOAD>();
@@ -138,7 +145,12 @@ impl<T: IntoBytes + Immutable> Latest<T> {
     }
 }
 
-impl<T> fmt::Debug for Latest<T> {
+#[cold]
+fn other_length(found: usize, bytes: usize) -> Error {
+    Error::new("set", ErrorKind::InvalidArgument, format!("a value of {found} bytes, and all have {bytes}"))
+}
+
+impl<T: ?Sized> fmt::Debug for Latest<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Latest").field("device", &self.device).field("version", &self.version).finish_non_exhaustive()
     }

@@ -8,12 +8,13 @@ use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::error::ChannelError;
-use super::layout::{DeviceChannel, message_lines};
+use super::layout::{DeviceChannel, lines_of, message_lines};
 use super::memory::Shared;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::wait;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::num::usize_of;
 
 /// Asks a kernel and waits for its answer, for a limited time.
 ///
@@ -22,14 +23,17 @@ use crate::error::{Error, ErrorKind, Result};
 /// from the first byte on; what is left of the last line is 0.
 ///
 /// A call that times out leaves its answer owed: when it comes it is dropped, and no later call is given it.
-pub struct Mailbox<Req, Resp> {
+///
+/// `Mailbox<[u8], [u8]>` is for questions and answers whose lengths are known at run time only:
+/// [`Mailbox::with_sizes`], [`Mailbox::call_into`].
+pub struct Mailbox<Req: ?Sized, Resp: ?Sized> {
     sender: Sender,
     receiver: Receiver,
     request_lines: u32,
     response_lines: u32,
     /// Answers that belong to calls which timed out.
     late: u64,
-    types: PhantomData<fn(Req) -> Resp>,
+    types: PhantomData<fn(&Req, &mut Resp)>,
 }
 
 impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp> {
@@ -40,6 +44,30 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
     /// `InvalidArgument` if these are ends of different channels, or of one with several readers; `OutOfBounds` if a value
     /// takes more than half of its ring.
     pub fn new(sender: Sender, receiver: Receiver) -> Result<Self> {
+        Self::with_sizes(sender, receiver, size_of::<Req>(), size_of::<Resp>())
+    }
+
+    /// Sends a request and waits for its answer; never longer than about `timeout` for each of the two.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`: the request was not sent for want of room, or its answer did not come. `KernelGone`: the kernel has
+    /// ended without answering. `Failed(WrongProcess)`.
+    #[inline]
+    pub fn call(&mut self, request: &Req, timeout: Duration) -> Result<Resp, ChannelError> {
+        let mut response = Resp::new_zeroed();
+        self.call_into(request, &mut response, timeout)?;
+        Ok(response)
+    }
+}
+
+impl<Req: IntoBytes + Immutable + ?Sized, Resp: FromBytes + IntoBytes + ?Sized> Mailbox<Req, Resp> {
+    /// As [`Mailbox::new`], where the lengths of a request and of an answer, in bytes, are known at run time only.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mailbox::new`].
+    pub fn with_sizes(sender: Sender, receiver: Receiver, request_bytes: usize, response_bytes: usize) -> Result<Self> {
         const OP: &str = "open mailbox";
         if !Arc::ptr_eq(&sender.shared, &receiver.shared) {
             return Err(Error::new(OP, ErrorKind::InvalidArgument, "the two ends belong to different channels")
@@ -54,8 +82,8 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
             )
             .remedy("make one with 1 reader, and a mailbox for each warp"));
         }
-        let request_lines = message_lines(OP, 0, size_of::<Req>(), in_lines)?;
-        let response_lines = message_lines(OP, 0, size_of::<Resp>(), out_lines)?;
+        let request_lines = message_lines(OP, 0, request_bytes, in_lines)?;
+        let response_lines = message_lines(OP, 0, response_bytes, out_lines)?;
         Ok(Self { sender, receiver, request_lines, response_lines, late: 0, types: PhantomData })
     }
 
@@ -94,16 +122,21 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
         self.late
     }
 
-    /// Sends a request and waits for its answer; never longer than about `timeout` for each of the two.
+    /// As [`Mailbox::call`], with a place for the answer. What it holds after an error is not specified.
     ///
     /// # Errors
     ///
-    /// `TimedOut`: the request was not sent for want of room, or its answer did not come. `KernelGone`: the kernel has
-    /// ended without answering. `Failed(WrongProcess)`.
+    /// As [`Mailbox::call`]; `Failed(InvalidArgument)` if one of the two is a slice that fills another number of lines than
+    /// the mailbox was made for.
     #[inline]
-    pub fn call(&mut self, request: &Req, timeout: Duration) -> Result<Resp, ChannelError> {
+    pub fn call_into(&mut self, request: &Req, response: &mut Resp, timeout: Duration) -> Result<(), ChannelError> {
         self.sender.shared.owner.check("call")?;
         let lines = self.request_lines;
+        if lines_of(size_of_val(request)) != usize_of(u64::from(lines))
+            || lines_of(size_of_val(response)) != usize_of(u64::from(self.response_lines))
+        {
+            return Err(other_length(size_of_val(request), size_of_val(response)).into());
+        }
         if !self.sender.has_room(lines) {
             // The kernel may be waiting for room itself, which dropping old answers gives.
             wait::until(self, Self::shared, timeout, |mailbox| {
@@ -112,7 +145,6 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
             })?;
         }
         self.sender.post_bytes(&[], request.as_bytes(), lines);
-        let mut response = Resp::new_zeroed();
         let answer = wait::until(self, Self::shared, timeout, |mailbox| {
             mailbox.drop_late();
             let is_there =
@@ -122,7 +154,7 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
         match answer {
             Ok(()) => {
                 self.receiver.consume(self.response_lines);
-                Ok(response)
+                Ok(())
             }
             Err(error) => {
                 self.late += 1;
@@ -145,7 +177,13 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
     }
 }
 
-impl<Req, Resp> fmt::Debug for Mailbox<Req, Resp> {
+#[cold]
+fn other_length(request: usize, response: usize) -> Error {
+    let cause = format!("a request of {request} bytes and an answer of {response} fill other lines than the mailbox's");
+    Error::new("call", ErrorKind::InvalidArgument, cause).remedy("pass slices of the lengths that it was made for")
+}
+
+impl<Req: ?Sized, Resp: ?Sized> fmt::Debug for Mailbox<Req, Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mailbox")
             .field("request_lines", &self.request_lines)

@@ -71,6 +71,7 @@
 #![allow(unsafe_code, reason = "rings in device and host memory, shared with a kernel, are reached by raw pointers")]
 
 mod builder;
+mod control;
 mod error;
 mod latest;
 mod layout;
@@ -85,6 +86,7 @@ mod sender;
 mod wait;
 
 pub use builder::ChannelBuilder;
+pub use control::Control;
 pub use error::ChannelError;
 pub use latest::{DeviceLatest, Latest};
 pub use layout::{DeviceChannel, LINE_PAYLOAD};

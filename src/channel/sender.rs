@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::control::Control;
 use super::error::ChannelError;
 use super::layout::{DeviceChannel, LENGTH, LINE_PAYLOAD, message_lines, slot};
 use super::memory::Shared;
@@ -39,6 +40,12 @@ impl Sender {
     #[must_use]
     pub fn device(&self) -> DeviceChannel {
         self.shared.device
+    }
+
+    /// What other threads may do with the channel.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::new(Arc::clone(&self.shared))
     }
 
     /// Asks the kernel to end. It notices within about a millisecond while it waits.

@@ -2,6 +2,7 @@
 
 use std::thread;
 
+use gdrcopy::ErrorKind;
 use gdrcopy::channel::{ChannelBuilder, Latest};
 
 use crate::kernels::{Peer, Report, peers, word_of};
@@ -54,5 +55,20 @@ fn the_first_value_is_there_from_the_start() {
             peer.watch::<24>(&sender.device(), &latest.device(), 77, &report);
             assert_eq!([0, 1, 2, 3, 4].map(|at| report.get(at)), [2, 1, 0, 0, 77], "{peer:?} from {start}");
         }
+    }
+}
+
+#[test]
+fn a_length_may_be_known_at_run_time_only() {
+    for peer in peers() {
+        let session = session();
+        let (sender, _receiver) = ChannelBuilder::new().kernel_limit(LONG).open(&session).unwrap();
+        let bytes = |number| value::<24>(number).iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+        let mut latest = Latest::<[u8]>::new(&session, None, &bytes(76)).unwrap();
+        latest.set(&bytes(77)).unwrap();
+        assert_eq!(latest.set(&[0; 95]).map_err(|error| error.kind()), Err(ErrorKind::InvalidArgument));
+        let report = Report::default();
+        peer.watch::<24>(&sender.device(), &latest.device(), 77, &report);
+        assert_eq!([0, 1, 2, 3, 4].map(|at| report.get(at)), [2, 1, 0, 0, 77], "{peer:?}");
     }
 }

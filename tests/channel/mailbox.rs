@@ -109,3 +109,30 @@ fn ends_that_do_not_belong_together_are_refused() {
     let (sender, receiver) = open(ChannelBuilder::new().lines_to_gpu(32));
     assert!(Mailbox::<[u8; 16 * 48], u8>::new(sender, receiver).is_ok());
 }
+
+#[test]
+fn lengths_may_be_known_at_run_time_only() {
+    for peer in peers() {
+        let (sender, receiver) = ChannelBuilder::new().kernel_limit(LONG).open(&session()).unwrap();
+        let control = sender.control();
+        let mut mailbox = Mailbox::<[u8], [u8]>::with_sizes(sender, receiver, 11 * 48, 4).unwrap();
+        let device = mailbox.device();
+        thread::scope(|scope| {
+            scope.spawn(|| peer.answer(&device, 11, 1, 0));
+            let mut request = [0; 11 * 48];
+            (request[0], request[11 * 48 - 4]) = (3, 5);
+            let mut answer = [0; 4];
+            mailbox.call_into(&request, &mut answer, LONG).unwrap();
+            assert_eq!(answer, [6, 0, 0, 0], "{peer:?}");
+            for (wrong, room) in [(&request[48..], 4), (&request, 49)] {
+                let refused = mailbox.call_into(wrong, &mut vec![0; room], LONG);
+                assert!(
+                    matches!(refused, Err(ChannelError::Failed(error)) if error.kind() == ErrorKind::InvalidArgument)
+                );
+            }
+            assert!(control.kernel_has_started() && !control.kernel_has_ended());
+            control.stop();
+        });
+        assert!(control.kernel_has_ended());
+    }
+}

@@ -48,6 +48,8 @@ fn expected(workspace: &Workspace) -> Result<BTreeSet<String>, String> {
 /// The functions with this prefix that a header declares.
 fn declared(header: &str, prefix: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    // A declaration that goes on in the next line.
+    let header = header.replace(",\n            ", ", ");
     let declarations = header.lines().filter(|line| line.ends_with(");") && !line.starts_with([' ', '*', '/']));
     declarations
         .filter_map(|line| line.split_once('('))
@@ -138,22 +140,31 @@ pub(crate) fn check(log: &mut Log, workspace: &Workspace) -> Result<Verdict, Str
     headers(log, workspace)
 }
 
-/// Compiles the headers, and what asserts their layout, as every language version that clients use.
+/// Compiles the headers, each alone, and what asserts their layout, as every language version that clients use.
 fn headers(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
-    let source = workspace.root.join("ffi/tests/c/layout.c");
+    let source = workspace.root.join("ffi/tests/c/layout.c").display().to_string();
     let include = format!("-I{}", workspace.root.join("ffi/include").display());
+    let alone = |header| ["-include", header, "-include", header, "/dev/null"];
     let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wstrict-prototypes", "-fsyntax-only"];
     for compiler in Compiler::all(log)? {
-        for (name, language, standards) in [
-            (compiler.c, "c", &["c89", "c99", "c11", "c17"][..]),
-            (compiler.cxx, "c++", &["c++11", "c++17", "c++20"][..]),
-        ] {
+        let mut compile = |language: &str, standard: &str, what: &[&str]| {
+            let flags = strict.iter().filter(|flag| language == "c" || **flag != "-Wstrict-prototypes");
+            let mut job = command(if language == "c" { compiler.c } else { compiler.cxx }, ["-x", language]);
+            job.arg(format!("-std={standard}")).args(flags).arg(&include).args(what);
+            run(log, job)
+        };
+        for (language, standards) in
+            [("c", &["c89", "c99", "c11", "c17"][..]), ("c++", &["c++11", "c++17", "c++20"][..])]
+        {
             for standard in standards {
-                let flags = strict.iter().filter(|flag| language == "c" || **flag != "-Wstrict-prototypes");
-                let mut compile = command(name, ["-x", language]);
-                compile.arg(format!("-std={standard}")).args(flags).arg(&include).arg(&source);
-                run(log, compile)?;
+                compile(language, standard, &[&source])?;
+                compile(language, standard, &alone("gdrapi.h"))?;
+                compile(language, standard, &alone("gdrapi_ext.h"))?;
             }
+        }
+        // As it compiles for a CPU thread in a kernel's place: with POSIX's clock, and vectors.
+        for (language, standard) in [("c", "gnu11"), ("c++", "c++11"), ("c++", "c++20")] {
+            compile(language, standard, &alone("gdrcopy_channel.cuh"))?;
         }
     }
     Ok(Verdict::Passed)
@@ -166,8 +177,9 @@ mod tests {
     #[test]
     fn declarations_are_found_and_comments_are_not() {
         let header = "/* Call gdrx_no(x);\n * gdrx_nor_this(void); */\n#define GDRX_A 1\nint gdrx_a(int x);\n\
-                      const char *gdrx_b(void);\nvoid gdr_c(void);\ngdr_t gdrx_open(const char *b);\n    gdrx_inner(y);\n";
-        assert_eq!(Vec::from_iter(declared(header, "gdrx_")), ["gdrx_a", "gdrx_b", "gdrx_open"]);
+                      const char *gdrx_b(void);\nvoid gdr_c(void);\ngdr_t gdrx_open(const char *b);\n    gdrx_inner(y);\n\
+                      int gdrx_long(int a,\n              int b);\n";
+        assert_eq!(Vec::from_iter(declared(header, "gdrx_")), ["gdrx_a", "gdrx_b", "gdrx_long", "gdrx_open"]);
     }
 
     #[test]

@@ -320,7 +320,9 @@ pub(crate) fn installed(log: &mut Log, workspace: &Workspace) -> Outcome {
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
 
-    let programs = compile(log, &stage, &examples, &out.join("examples"), &[])?;
+    let order_book = workspace.root.join("examples/order_book");
+    let mut programs = compile(log, &stage, &examples, &out.join("examples"), &[])?;
+    programs.extend(compile(log, &stage, &order_book, &out.join("examples"), &[])?);
     let jobs = programs.iter().map(|program| {
         let mut job = command("timeout", [LIMIT_SECONDS]);
         job.arg(&program.path).env("LD_LIBRARY_PATH", stage.lib()).env("GDRCOPY_BACKEND", backend());
@@ -358,14 +360,7 @@ pub(crate) fn installed(log: &mut Log, workspace: &Workspace) -> Outcome {
     } else {
         log.keep("SKIPPED CMake, which is not installed (Debian: cmake)".to_owned());
     }
-    if is_there("nvcc") {
-        let mut build = command("nvcc", [format!("-I{}", stage.include().display())]);
-        build.arg(examples.join("pingpong.cu")).arg(format!("-L{}", stage.lib().display()));
-        build.args(["-lgdrapi", "-o"]).arg(out.join("pingpong"));
-        run(log, build)?;
-    } else {
-        log.keep("SKIPPED the ping-pong example: nvcc is not installed".to_owned());
-    }
+    cuda_examples(log, workspace, &stage, &out)?;
 
     let destdir = out.join("destdir");
     let args = ["--prefix", "/usr", "--destdir", &destdir.to_string_lossy()].map(Into::into);
@@ -374,6 +369,37 @@ pub(crate) fn installed(log: &mut Log, workspace: &Workspace) -> Outcome {
     install::uninstall(log, workspace, &packaged)?;
     let left = files_below(&destdir)?;
     if left.is_empty() { Ok(Verdict::Passed) } else { Err(format!("uninstall left {}", left.join(", "))) }
+}
+
+/// The examples with kernels: by nvcc, and by clang against declarations of what they use of CUDA.
+fn cuda_examples(log: &mut Log, workspace: &Workspace, stage: &Layout, out: &Path) -> Result<(), String> {
+    let sources = ["examples/c/pingpong.cu", "examples/order_book/order_book.cc"].map(|path| workspace.root.join(path));
+    let include = format!("-I{}", stage.include().display());
+    if is_there("nvcc") {
+        for source in &sources {
+            let mut build = command("nvcc", ["-std=c++17", "-arch=sm_80", "-x", "cu", &include]);
+            build.arg(source).arg(format!("-L{}", stage.lib().display())).args(["-lgdrapi", "-o"]);
+            build.arg(out.join(source.file_stem().unwrap_or_default()));
+            run(log, build)?;
+        }
+    } else {
+        log.keep("SKIPPED the examples' build by nvcc, which is not installed".to_owned());
+    }
+    if is_there(CLANG.cxx) {
+        let declarations = format!("-I{}", workspace.root.join("ffi/tests/cuda").display());
+        for source in &sources {
+            for side in ["--cuda-host-only", "--cuda-device-only"] {
+                let mut check = command(CLANG.cxx, ["-std=c++17", "-x", "cuda", side, "-nocudainc", "-nocudalib"]);
+                check.args(["--cuda-gpu-arch=sm_70", "-include", "cuda_runtime.h", "-fsyntax-only"]);
+                check.args(["-Wall", "-Wextra", "-Wno-unused-function", "-Werror", &declarations, &include]);
+                check.arg(source);
+                run(log, check)?;
+            }
+        }
+    } else {
+        log.keep("SKIPPED the examples' check by clang, which is not installed (Debian: clang)".to_owned());
+    }
+    Ok(())
 }
 
 fn static_link(log: &mut Log, stage: &Layout, out: &Path) -> Result<(), String> {

@@ -34,6 +34,18 @@ ASSERT(offsetof(gdrx_mapping_facts_t, routine) == 48);
 ASSERT(sizeof(gdrx_cost_t) == 32 && offsetof(gdrx_cost_t, get_bytes_per_second) == 24);
 ASSERT(sizeof(gdrx_copier_t) == 8);
 ASSERT(sizeof(gdrx_error_kind_t) == 4 && GDRX_ERROR_INTERNAL == 18);
+ASSERT(GDRX_ERROR_WOULD_BLOCK == 19 && GDRX_ERROR_TIMED_OUT == 20 && GDRX_ERROR_KERNEL_GONE == 21);
+ASSERT(sizeof(gdrx_agent_t) == 8 && sizeof(gdrx_auto_t) == 8 && sizeof(gdrx_channel_t) == 8);
+ASSERT(sizeof(gdrx_mailbox_t) == 8 && sizeof(gdrx_latest_t) == 8);
+ASSERT(sizeof(gdrx_range_t) == 16 && offsetof(gdrx_range_t, size) == 8);
+ASSERT(sizeof(gdrx_segment_t) == 32 && offsetof(gdrx_segment_t, at) == 24);
+ASSERT(sizeof(gdrx_agent_options_t) == 56 && offsetof(gdrx_agent_options_t, packet_bytes) == 20);
+ASSERT(offsetof(gdrx_agent_options_t, idle_us) == 24 && offsetof(gdrx_agent_options_t, cpu_stand_in) == 48);
+ASSERT(sizeof(gdrx_auto_options_t) == 48 && offsetof(gdrx_auto_options_t, threads) == 16);
+ASSERT(offsetof(gdrx_auto_options_t, cpus) == 24 && offsetof(gdrx_auto_options_t, milliseconds) == 40);
+ASSERT(sizeof(gdrx_channel_options_t) == 40 && offsetof(gdrx_channel_options_t, gpu) == 8);
+ASSERT(offsetof(gdrx_channel_options_t, placement) == 24 && offsetof(gdrx_channel_options_t, kernel_limit_ms) == 32);
+ASSERT(sizeof(gdrx_kernel_state_t) == 4 && GDRX_KERNEL_ENDED == 2 && GDRX_DEVICE_TO_HOST == 1);
 
 /* The types, not only the names: a declaration that differs does not compile. */
 gdr_t (*open_is)(void) = gdr_open;
@@ -52,3 +64,8 @@ void (*runtime_is)(int *, int *) = gdr_runtime_get_version;
 int (*driver_is)(gdr_t, int *, int *) = gdr_driver_get_version;
 int (*attribute_is)(gdr_t, gdr_attr_t, int *) = gdr_get_attribute;
 const char *(*string_is)(gdr_mapping_type_t) = gdr_get_mapping_type_string;
+int (*agent_is)(gdr_t, const gdrx_range_t *, size_t, const gdrx_agent_options_t *, gdrx_agent_t *) = gdrx_agent_create;
+int (*auto_is)(gdr_t, uint64_t, const gdrx_auto_options_t *, gdrx_auto_t *) = gdrx_auto_create;
+int (*channel_is)(gdr_t, const gdrx_channel_options_t *, gdrx_channel_t *) = gdrx_channel_create;
+int (*mailbox_is)(gdr_t, const gdrx_channel_options_t *, size_t, size_t, gdrx_mailbox_t *) = gdrx_mailbox_create;
+int (*latest_is)(gdr_t, int, const void *, size_t, gdrx_latest_t *) = gdrx_latest_create;
