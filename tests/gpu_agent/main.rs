@@ -17,6 +17,8 @@ mod common;
 mod correctness;
 mod hazards;
 mod latency;
+#[cfg(feature = "tools")]
+mod load;
 #[path = "../gpu/support.rs"]
 #[allow(dead_code, reason = "each test binary uses its own part of this")]
 mod support;
