@@ -75,7 +75,7 @@ impl Crews {
         Self(CREWS.into_iter().map(|cores| (cores, build(cores))).collect())
     }
 
-    fn of(&self, cores: usize) -> Result<&ParallelCopier, &Error> {
+    pub(crate) fn of(&self, cores: usize) -> Result<&ParallelCopier, &Error> {
         let found = self.0.iter().find(|(n, _)| *n == cores);
         found.map(|(_, crew)| crew.as_ref()).expect("every case asks for crews in the list")
     }
@@ -110,7 +110,7 @@ fn carry(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
 }
 
 /// Some copies, the last of them with all workers: whoever sleeps is not waited for, but is awake for the next.
-fn awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
+pub(crate) fn awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
     crew.wake();
     let begin = Instant::now();
     while crew.awake() < crew.cpus().len() && begin.elapsed() < REST {
@@ -197,7 +197,8 @@ fn by(cores: usize) -> String {
     format!("{cores} core{}", if cores == 1 { "" } else { "s" })
 }
 
-fn rest() -> Result<()> {
+/// Until workers that have nothing to do sleep.
+pub(crate) fn rest() -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < REST {
         std::hint::spin_loop();
