@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gdrcopy::{RmLevel, Session};
 
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod correctness;
@@ -19,6 +20,7 @@ mod hazards;
 mod latency;
 #[cfg(feature = "tools")]
 mod load;
+mod resources;
 #[path = "../gpu/support.rs"]
 #[allow(dead_code, reason = "each test binary uses its own part of this")]
 mod support;
