@@ -153,12 +153,13 @@ impl<'a> Stand<'a> {
         way: &Way<'_>,
         (direction, bytes): (Direction, usize),
         calls: u32,
+        warm: &lab::Load,
         times: &mut Vec<f64>,
     ) -> std::result::Result<(), Failure> {
         let clock: &Clock = self.lab.clock;
         let crew = if let Way::Other { crew, .. } = way { *crew } else { None };
         if let Some(crew) = crew {
-            parallel::awake(crew, self.lab, &lab::Load::new(direction, bytes))?;
+            parallel::awake(crew, self.lab, warm)?;
         }
         for call in 0..=calls {
             cpu::mfence();
@@ -210,6 +211,7 @@ impl<'a> Stand<'a> {
         for way in ways {
             calls.push(self.calls(way, what, BLOCK, MOST_CALLS)?);
         }
+        let warm = lab::Load::new(what.0, what.1);
         let limit = self.lab.pace.limit(time);
         let begin = Instant::now();
         let mut times = vec![Vec::new(); ways.len()];
@@ -220,7 +222,7 @@ impl<'a> Stand<'a> {
             for turn in 0..ways.len() {
                 let index = (turn + rounds) % ways.len();
                 let before = times[index].len();
-                self.block(&ways[index], what, calls[index], &mut times[index])?;
+                self.block(&ways[index], what, calls[index], &warm, &mut times[index])?;
                 medians[index].push(median(&mut times[index][before..].to_vec()));
             }
             rounds += 1;
