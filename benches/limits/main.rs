@@ -81,10 +81,10 @@ enum Part {
     Chosen,
     /// What a call costs beside bare stores
     Calls,
-    /// Backend vulkan against backend rm
-    Backends,
     /// The push agent against every other way, alone and beside matrix products, and what it costs these
     Agent,
+    /// Backend vulkan against backend rm
+    Backends,
 }
 
 impl Part {
@@ -95,8 +95,8 @@ impl Part {
             Self::Parallel => parallel::run(lab, found),
             Self::Chosen => chosen::run(lab, found),
             Self::Calls => calls::run(lab, found),
-            Self::Backends => backends::run(lab, found),
             Self::Agent => agent::run(lab, found),
+            Self::Backends => backends::run(lab, found),
         }
     }
 }
@@ -142,8 +142,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mapping = rig::map(&pinned, common.mapping_type)?;
     let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let has_crews = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent));
-    let crews = if has_crews { Crews::hire(rig.gpu.pci) } else { Crews::default() };
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent));
+    let crews = if has_workers { Crews::hire(rig.gpu.pci) } else { Crews::default() };
     let cpus = cpu::allowed();
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;
     let (host, clock) = rig.settle(&common, &mapping)?;
