@@ -52,6 +52,7 @@ fn loads_start_and_stop() {
     let Some(alone) = alone() else { return };
     for work in [Work::Matmul, Work::Stream] {
         let load = Load::of(&alone.session, 0, work).unwrap();
+        assert_eq!(load.work(), work);
         for _ in 0..3 {
             let loading = load.start(Duration::from_secs(20)).unwrap();
             assert!(loading.still_runs().unwrap());

@@ -81,6 +81,15 @@ impl Load {
         Work::default().in_words()
     }
 
+    /// What this one does.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        match self.0 {
+            Kind::Matmul(_) => Work::Matmul,
+            Kind::Stream(_) => Work::Stream,
+        }
+    }
+
     /// Starts it; returns when it runs. It ends when the returned value is dropped, or by itself after `limit`.
     ///
     /// # Errors
