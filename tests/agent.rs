@@ -440,6 +440,73 @@ fn a_forked_child_is_told_and_harms_nothing() {
     agent.read_into(buffer.as_mut().unwrap(), &[segment(0, 64, 0)]).unwrap();
 }
 
+/// What drivers say, from one that stands in for them: this program again, over it.
+#[cfg(feature = "cuda")]
+mod refusals {
+    use std::fs;
+    use std::path::Path;
+
+    use gdrcopy::agent::{AgentOptions, PushAgent};
+    use gdrcopy::{BackendKind, ErrorKind, Feature, Session};
+
+    use crate::common::standin::{MODULES, MPS, Module, WATCHDOG, command, counted, text};
+
+    /// What is to be refused, for the program over the stand-in.
+    const EXPECTED: &str = "GDRCOPY_TEST_EXPECTED";
+    const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+    #[test]
+    fn a_kernel_is_launched_only_where_it_may_stay() {
+        if Module::here().is_some() {
+            return;
+        }
+        if !Path::new(env!("CARGO_TARGET_TMPDIR")).exists() {
+            eprintln!("SKIPPED the stand-in: this is not the machine that the tests were built on");
+            return;
+        }
+        let pipes = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mps-{}", std::process::id()));
+        let (with, without) = (pipes.join("with"), pipes.join("without"));
+        for folder in [&with, &without] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(with.join("control"), "").unwrap();
+        let cases: [(&str, &[(&str, &Path)]); 6] = [
+            ("watchdog", &[(WATCHDOG, Path::new("1"))]),
+            ("mps", &[(MPS, Path::new("1"))]),
+            ("mps", &[(MPS, Path::new("unknown")), (PIPES, &with)]),
+            // A driver that knows better than the pipe of a daemon which has gone.
+            ("nothing", &[(PIPES, &with)]),
+            ("nothing", &[(MPS, Path::new("unknown")), (PIPES, &without)]),
+            ("nothing", &[]),
+        ];
+        for (expected, settings) in cases {
+            let mut program = command(MODULES[7]);
+            program.env_remove(PIPES).env(EXPECTED, expected).envs(settings.iter().copied());
+            let output = program.args(["--exact", "refusals::over_the_stand_in", "--nocapture"]).output().unwrap();
+            let said = text(&output);
+            assert!(output.status.success() && counted(&said, "passed") == 1, "{expected}, {settings:?}: {said}");
+        }
+        fs::remove_dir_all(&pipes).unwrap();
+    }
+
+    #[test]
+    fn over_the_stand_in() {
+        let (Some(_), Ok(expected)) = (Module::here(), std::env::var(EXPECTED)) else { return };
+        let session = Session::builder().ignore_env().backend(BackendKind::Gdrdrv).open().unwrap();
+        let memory = session.alloc(4096).unwrap();
+        let error = PushAgent::start(&session, [&memory], AgentOptions::default()).unwrap_err();
+        let (kind, says) = match expected.as_str() {
+            "watchdog" => (ErrorKind::UnsupportedFeature(Feature::Operation), "whose watchdog ends kernels that stay"),
+            "mps" => (ErrorKind::UnsupportedFeature(Feature::Mps), "runs under MPS"),
+            // Nothing is against it but that the stand-in has no memory that a kernel would reach, and runs none.
+            _ => (error.kind(), "CUDA_ERROR_NOT_SUPPORTED"),
+        };
+        assert!(error.kind() == kind && error.to_string().contains(says), "{expected}: {error:?}");
+        assert!(expected == "nothing" || error.hint().is_some(), "{error:?}");
+        assert!(expected != "nothing" || matches!(kind, ErrorKind::Io(_)), "{error:?}");
+    }
+}
+
 #[test]
 fn reads_allocate_nothing() {
     let session = session();

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use gdrcopy::tool::clock::Clock;
+use gdrcopy::tool::cpu::{self, CpuList};
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::output::Screen;
 use gdrcopy::tool::pattern;
@@ -25,11 +26,27 @@ pub(crate) struct Lab<'a> {
     pub(crate) pace: Pace,
     pub(crate) screen: &'a Screen,
     pub(crate) crews: &'a Crews,
+    /// Where the process may run; this thread is kept on one of these.
+    pub(crate) cpus: Option<&'a CpuList>,
 }
 
 impl Lab<'_> {
     pub(crate) fn backend(&self) -> BackendKind {
         self.rig.session.backend()
+    }
+
+    /// Does something on a thread that stays away from this one's CPU, as do the threads that it starts.
+    pub(crate) fn elsewhere<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        let place = self.cpus.zip(cpu::current());
+        let moved = move || {
+            if let Some((all, here)) = place {
+                // Where that is not permitted the figures are worse, and no less true.
+                let _ = cpu::move_away(all, here);
+            }
+            work()
+        };
+        let outcome = std::thread::scope(|scope| scope.spawn(moved).join());
+        outcome.map_err(|_| Failure::run("a thread of this program panicked"))
     }
 
     /// Whether the device has exactly `want` at `offset`, asked by its own copy engine.

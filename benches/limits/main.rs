@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use gdrcopy::Allocator;
 use gdrcopy::tool::ab::Limit;
+use gdrcopy::tool::cpu;
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::interrupt;
 use gdrcopy::tool::output::{Screen, Target};
@@ -22,6 +23,7 @@ use lab::Lab;
 use parallel::Crews;
 use report::{Findings, Report};
 
+mod agent;
 mod backends;
 mod calls;
 mod chosen;
@@ -79,6 +81,8 @@ enum Part {
     Chosen,
     /// What a call costs beside bare stores
     Calls,
+    /// The push agent against every other way, alone and beside matrix products, and what it costs these
+    Agent,
     /// Backend vulkan against backend rm
     Backends,
 }
@@ -91,6 +95,7 @@ impl Part {
             Self::Parallel => parallel::run(lab, found),
             Self::Chosen => chosen::run(lab, found),
             Self::Calls => calls::run(lab, found),
+            Self::Agent => agent::run(lab, found),
             Self::Backends => backends::run(lab, found),
         }
     }
@@ -137,7 +142,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mapping = rig::map(&pinned, common.mapping_type)?;
     let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let crews = if wanted.contains(&Part::Parallel) { Crews::hire(rig.gpu.pci) } else { Crews::default() };
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent));
+    let crews = if has_workers { Crews::hire(rig.gpu.pci) } else { Crews::default() };
+    let cpus = cpu::allowed();
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;
     let (host, clock) = rig.settle(&common, &mapping)?;
 
@@ -147,7 +154,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     report.header().iter().try_for_each(|line| screen.line(line))?;
     let pace = Pace { is_quick: args.quick || rig.is_emulated() };
-    let lab = Lab { clock: &clock, mapping: &mapping, rig: &rig, pace, screen: &screen, crews: &crews };
+    let lab =
+        Lab { clock: &clock, mapping: &mapping, rig: &rig, pace, screen: &screen, crews: &crews, cpus: cpus.as_ref() };
     for part in wanted {
         if interrupt::requested() {
             report.partial = true;

@@ -75,7 +75,7 @@ impl Crews {
         Self(CREWS.into_iter().map(|cores| (cores, build(cores))).collect())
     }
 
-    fn of(&self, cores: usize) -> Result<&ParallelCopier, &Error> {
+    pub(crate) fn of(&self, cores: usize) -> Result<&ParallelCopier, &Error> {
         let found = self.0.iter().find(|(n, _)| *n == cores);
         found.map(|(_, crew)| crew.as_ref()).expect("every case asks for crews in the list")
     }
@@ -87,8 +87,9 @@ impl Crews {
     /// The CPU for the calling thread: the one asked for, or one beside the GPU, on which no worker is.
     pub(crate) fn keep_off(&self, wanted: Option<u32>, gpu: Option<PciAddress>) -> Result<Option<u32>, Failure> {
         if let Some(cpu) = wanted.filter(|&cpu| self.works_on(cpu)) {
-            let line =
-                format!("--cpu {cpu} is where a worker of part 'parallel' is kept; name another CPU or other parts");
+            let line = format!(
+                "--cpu {cpu} is where a worker of parts 'parallel' and 'agent' is kept; name another CPU or other parts"
+            );
             return Err(Failure::usage(line));
         }
         if wanted.is_some() || self.0.iter().all(|(_, crew)| crew.is_err()) {
@@ -110,7 +111,7 @@ fn carry(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
 }
 
 /// Some copies, the last of them with all workers: whoever sleeps is not waited for, but is awake for the next.
-fn awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
+pub(crate) fn awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
     crew.wake();
     let begin = Instant::now();
     while crew.awake() < crew.cpus().len() && begin.elapsed() < REST {
@@ -197,7 +198,8 @@ fn by(cores: usize) -> String {
     format!("{cores} core{}", if cores == 1 { "" } else { "s" })
 }
 
-fn rest() -> Result<()> {
+/// Until workers that have nothing to do sleep.
+pub(crate) fn rest() -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < REST {
         std::hint::spin_loop();

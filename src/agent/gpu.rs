@@ -1,5 +1,7 @@
 //! The kernel on a GPU: `src/ptx/push.cu`.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -23,11 +25,25 @@ const ATTRIBUTE_WATCHDOG: i32 = 17;
 /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`.
 const ATTRIBUTE_MPS: i32 = 133;
 
+/// Where the MPS control daemon listens unless `CUDA_MPS_PIPE_DIRECTORY` names another folder.
+const MPS_PIPES: &str = "/tmp/nvidia-mps";
+
+/// Whether the process runs under MPS. Drivers from before CUDA 12.3 do not know that attribute; then a daemon's pipe says so,
+/// for every CUDA program that finds one goes by MPS.
+fn is_under_mps(device: &Device) -> bool {
+    device.attribute(ATTRIBUTE_MPS).map_or_else(
+        || {
+            let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|folder| !folder.is_empty());
+            Path::new(folder.as_deref().unwrap_or(OsStr::new(MPS_PIPES))).join("control").exists()
+        },
+        |on| on != 0,
+    )
+}
+
 /// Whether a kernel may stay on this GPU.
 pub(super) fn check_gpu(ordinal: usize) -> Result<()> {
     let device = Device::new(Driver::get()?, ordinal)?;
-    let is_on = |attribute| device.attribute(attribute).is_some_and(|value| value != 0);
-    if is_on(ATTRIBUTE_MPS) {
+    if is_under_mps(&device) {
         return Err(Error::new(
             "agent",
             ErrorKind::UnsupportedFeature(Feature::Mps),
@@ -35,7 +51,7 @@ pub(super) fn check_gpu(ordinal: usize) -> Result<()> {
         )
         .remedy("start the process without MPS (unset CUDA_MPS_PIPE_DIRECTORY, or stop the control daemon)"));
     }
-    if is_on(ATTRIBUTE_WATCHDOG) {
+    if device.attribute(ATTRIBUTE_WATCHDOG).is_some_and(|on| on != 0) {
         return Err(Error::new(
             "agent",
             ErrorKind::UnsupportedFeature(Feature::Operation),

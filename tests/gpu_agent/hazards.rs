@@ -1,6 +1,7 @@
 //! What a kernel that stays can hold up, and what can befall it.
 
 use std::ffi::c_void;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,17 +13,18 @@ use gdrcopy::cuda::{Module, PinnedHost, Priority};
 use crate::alone;
 use crate::common::env::from_env;
 use crate::common::fork;
+use crate::resources::InUse;
 use crate::support::{self, check, pattern};
 
 const LOAD: &str = include_str!("../../src/ptx/load.ptx");
 
 /// The longest that a call may take beside an agent with default settings. Most of it is room for a busy host.
-const BOUND: Duration = Duration::from_millis(250);
+pub(crate) const BOUND: Duration = Duration::from_millis(250);
 
 /// A call that waits for kernels, and its name.
-type Hazard = (&'static str, Box<dyn FnMut()>);
+pub(crate) type Hazard = (&'static str, Box<dyn FnMut() + Send>);
 
-fn hazards() -> Vec<Hazard> {
+pub(crate) fn hazards() -> Vec<Hazard> {
     vec![
         ("cuCtxSynchronize", Box::new(|| unsafe { check(sys::cuCtxSynchronize()) })),
         (
@@ -142,15 +144,17 @@ fn calls_that_wait_for_a_busy_agent_end() {
 #[test]
 fn starting_and_stopping() {
     let Some(alone) = alone() else { return };
-    let cycles = from_env("GDRCOPY_AGENT_CYCLES", 100);
+    let cycles = from_env("GDRCOPY_AGENT_CYCLES", 100_usize);
+    // A cycle compiles and loads the kernel, which takes some tens of milliseconds.
+    unsafe { libc::alarm(crate::PATIENCE + u32::try_from(cycles).unwrap() / 5) };
     let memory = alone.session.alloc(4096).unwrap();
     let data = pattern(6, 4096);
     memory.upload(0, &data).unwrap();
-    let started = Instant::now();
+    memory.make_current().unwrap();
     let mut longest = Duration::ZERO;
-    for cycle in 0..cycles {
+    let mut cycle = |cycle: usize| {
         let options = AgentOptions::default();
-        let options = if cycle % 2 == 0 { options.dedicated() } else { options };
+        let options = if cycle.is_multiple_of(2) { options.dedicated() } else { options };
         let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
         for bytes in [0, 100, 4000][..cycle % 4 % 3 + 1].iter().copied() {
             let mut to = vec![0; bytes];
@@ -158,9 +162,19 @@ fn starting_and_stopping() {
             assert!(to == data[5..5 + bytes], "cycle {cycle}");
         }
         let stopping = Instant::now();
-        agent.stop().unwrap();
+        // Dropping ends it as well.
+        if cycle.is_multiple_of(3) {
+            drop(agent)
+        } else {
+            agent.stop().unwrap()
+        }
         longest = longest.max(stopping.elapsed());
-    }
+    };
+    // What is allocated once, and kept, is allocated here.
+    (0..20).for_each(&mut cycle);
+    let (before, started) = (InUse::now(), Instant::now());
+    (0..cycles).for_each(&mut cycle);
+    InUse::now().assert_no_more_than(&before);
     let each = started.elapsed() / u32::try_from(cycles.max(1)).unwrap();
     println!("{cycles} cycles, {each:?} each, the longest stop {longest:?}");
 }
@@ -238,10 +252,13 @@ fn a_process_may_end_with_an_agent_that_stays() {
     if alone().is_none() {
         return;
     }
-    for how in ["return", "exit", "leak"] {
+    for (how, signal) in [("return", None), ("exit", None), ("leak", None), ("kill", Some(libc::SIGKILL))] {
         let started = Instant::now();
         let output = support::alone("hazards::with_an_agent_that_stays", &[("GDRCOPY_TEST_END", how)]);
-        support::assert_success(&output);
+        match signal {
+            None => support::assert_success(&output),
+            Some(_) => assert_eq!(output.status.signal(), signal, "{}", String::from_utf8_lossy(&output.stderr)),
+        }
         println!("{how}: the process ended after {:?}", started.elapsed());
         assert!(started.elapsed() < Duration::from_secs(30));
     }
@@ -259,6 +276,9 @@ fn with_an_agent_that_stays() {
     agent.read(0, 0, &mut [0; 8]).unwrap();
     match how.as_str() {
         "exit" => std::process::exit(0),
+        "kill" => unsafe {
+            libc::raise(libc::SIGKILL);
+        },
         "leak" => {
             std::mem::forget(agent);
             std::mem::forget(memory);

@@ -1,7 +1,8 @@
 //! The push agent on a GPU. Without one every test says so and passes; `GDRCOPY_TEST_REQUIRE=rm` makes that a failure.
 //!
 //! Run one at a time (`RUST_TEST_THREADS=1`), with `--nocapture` for the figures. Environment: `GDRCOPY_AGENT_ROUNDS` (100000) rounds of rewriting the source,
-//! `GDRCOPY_AGENT_CYCLES` (100) of starting and stopping.
+//! `GDRCOPY_AGENT_CYCLES` (100) of starting and stopping. With `--include-ignored` also one that starts an MPS control
+//! daemon, in a folder of its own.
 
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, missing_docs, reason = "tests call the CUDA driver beside the library")]
@@ -12,11 +13,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gdrcopy::{RmLevel, Session};
 
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod correctness;
 mod hazards;
 mod latency;
+#[cfg(feature = "tools")]
+mod load;
+mod resources;
 #[path = "../gpu/support.rs"]
 #[allow(dead_code, reason = "each test binary uses its own part of this")]
 mod support;

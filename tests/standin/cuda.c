@@ -104,9 +104,13 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *text, int len, int device)
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-	enum { RDMA_SUPPORTED = 116, RDMA_WRITES_ORDERING = 118, MPS_ENABLED = 133 };
+	enum { KERNEL_EXEC_TIMEOUT = 17, RDMA_SUPPORTED = 116, RDMA_WRITES_ORDERING = 118, MPS_ENABLED = 133 };
+	const char *watchdog = getenv("GDRCOPY_STANDIN_WATCHDOG"), *mps = getenv("GDRCOPY_STANDIN_MPS");
 
 	switch (attribute) {
+	case KERNEL_EXEC_TIMEOUT:
+		*value = watchdog != NULL;
+		break;
 	case RDMA_SUPPORTED:
 		*value = 1;
 		break;
@@ -114,7 +118,9 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 		*value = 100; /* for the owner */
 		break;
 	case MPS_ENABLED:
-		*value = 0;
+		if (mps && !strcmp(mps, "unknown"))
+			return INVALID_VALUE;
+		*value = mps != NULL;
 		break;
 	default:
 		return INVALID_VALUE;

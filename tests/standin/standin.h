@@ -11,6 +11,8 @@
  *   GDRCOPY_STANDIN_MEMORY      file that is the device memory (a memfd where unset)
  *   GDRCOPY_STANDIN_VA          first device address (0x7e0000000000)
  *   GDRCOPY_STANDIN_GPUS        number of GPUs, which share the file (1)
+ *   GDRCOPY_STANDIN_WATCHDOG    1: kernels have a time limit
+ *   GDRCOPY_STANDIN_MPS         1: the process runs under MPS; "unknown": the driver does not know that attribute
  *   GDRCOPY_STANDIN_VERSION     version of the module, "2.6"; the real device is used where unset
  *   GDRCOPY_STANDIN_MINIMUM     lowest API version the module supports ("2.0")
  *   GDRCOPY_STANDIN_PERSISTENT  1: pinned memory outlives its allocation
