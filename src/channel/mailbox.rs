@@ -112,6 +112,8 @@ impl<Req: IntoBytes + Immutable, Resp: FromBytes + IntoBytes> Mailbox<Req, Resp>
             })?;
         }
         self.sender.post_bytes(&[], request.as_bytes(), lines);
+        // Nothing else is stored until the answer is there, so nothing else would see the last line off.
+        self.sender.commit();
         let mut response = Resp::new_zeroed();
         let answer = wait::until(self, Self::shared, timeout, |mailbox| {
             mailbox.drop_late();
