@@ -224,6 +224,8 @@ impl Sender {
     }
 
     fn wait_for(&mut self, lines: u32, timeout: Duration) -> Result<(), ChannelError> {
+        // The kernel cannot make room before it has the lines that are there.
+        self.commit();
         wait::until(self, |end| &end.shared, timeout, |end| Ok(end.has_room(lines).then_some(())))
     }
 }
