@@ -1,8 +1,9 @@
 //! Channels to a kernel on a real GPU: round trips beside the rival that polls host memory, rates, and soaks.
 //!
-//! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak sends, 100 million by default; 10000000000 take some 40 s. Every
-//! figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED` with the reason and passes. Kernels
-//! occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
+//! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak to the GPU sends, 100 million by default, and `GDRCOPY_SOAK_FIRST` the
+//! number of the first, so that a long soak can be made in parts: 100000000000 take some eight minutes. The soak to the host
+//! receives a twentieth of that. Every figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED`
+//! with the reason and passes. Kernels occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
 #![cfg(feature = "tools")]
 #![allow(unsafe_code, missing_docs, reason = "tests launch kernels beside the library")]
 #![allow(
@@ -12,17 +13,17 @@
 )]
 #![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
 
-#[path = "common/env.rs"]
+#[path = "../common/env.rs"]
 mod env;
+mod soak;
 #[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
-#[path = "gpu/support.rs"]
+#[path = "../gpu/support.rs"]
 mod support;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use env::from_env;
 use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Latest, Mailbox, Receiver, Sender};
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
 use gdrcopy::tool::clock::Clock;
@@ -31,7 +32,7 @@ use gdrcopy::tool::stats::Samples;
 use gdrcopy::{RmLevel, Session};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-const PTX: &str = include_str!("ptx/channel.ptx");
+const PTX: &str = include_str!("../ptx/channel.ptx");
 
 /// No kernel outlives a test that died by much.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -54,10 +55,25 @@ fn launch<'m>(
     more: &[u64],
     has_started: impl Fn() -> bool,
 ) -> Stream<'m> {
+    assert_eq!(parameter_bytes(PTX, name.to_str().unwrap()), Some((10 + more.len()) * 8), "{name:?}");
+    launch_checked(module, name, warps, channel, more, has_started)
+}
+
+/// The same for a kernel whose parameter has been compared. One warp has its SM to itself.
+fn launch_checked<'m>(
+    module: &'m Module,
+    name: &CStr,
+    warps: u32,
+    channel: &DeviceChannel,
+    more: &[u64],
+    has_started: impl Fn() -> bool,
+) -> Stream<'m> {
     let words = [&channel.to_words()[..], more].concat();
-    assert_eq!(parameter_bytes(PTX, name.to_str().unwrap()), Some(words.len() * 8), "{name:?}");
     let threads = 32 * warps.min(4);
-    let kernel = module.kernel(name).unwrap();
+    let mut kernel = module.kernel(name).unwrap();
+    if warps == 1 {
+        kernel = kernel.alone_on_its_sm().unwrap();
+    }
     let stream = module.stream(Priority::High).unwrap();
     unsafe { kernel.launch(&stream, warps.div_ceil(4), threads, &words) }.unwrap();
     let started = Instant::now();
@@ -260,7 +276,7 @@ fn round_trip_with_every_sm_busy() {
     });
 }
 
-// --- Rates and soaks -----------------------------------------------------------------------------------------------------
+// --- Rates -----------------------------------------------------------------------------------------------------
 
 const READERS: u32 = 32;
 
@@ -336,43 +352,6 @@ fn one_way_rate() {
         assert_clean(count, &reports);
         println!("{what}: {:.1} million messages of 48 B a second, {READERS} warps", count as f64 / seconds / 1e6);
     }
-}
-
-#[test]
-fn soak_to_the_gpu() {
-    let count = whole_blocks(from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000));
-    let flooded = flood(count, u64::MAX, false, 256, |from, payloads| {
-        for (payload, number) in payloads.iter_mut().zip(from..) {
-            *payload = payload_of(number);
-        }
-    });
-    let Some((seconds, reports)) = flooded else { return };
-    assert_clean(count, &reports);
-    let rate = count as f64 / seconds / 1e6;
-    println!(
-        "to the GPU: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
-    );
-}
-
-#[test]
-fn soak_to_the_host() {
-    let Some(session) = session() else { return };
-    let count = (from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000_u64) / 50).next_multiple_of(8).max(8);
-    let module = module();
-    let (sender, mut receiver) =
-        builder().lines_to_host(1 << 12).kernel_limit(Duration::from_secs(600)).open(&session).unwrap();
-    let stream = launch(&module, c"source", 1, &sender.device(), &[count], || sender.kernel_has_started());
-    let started = Instant::now();
-    for number in 0..count {
-        let found = receiver.recv_line(PATIENCE).unwrap();
-        assert!(found == payload_of(number), "message {number}: {found:x?}");
-    }
-    let rate = count as f64 / started.elapsed().as_secs_f64() / 1e6;
-    assert!(matches!(receiver.recv_line(PATIENCE), Err(ChannelError::KernelGone)), "one too many");
-    stream.finish(PATIENCE).unwrap();
-    println!(
-        "to the host: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
-    );
 }
 
 /// Messages of all lengths, many under way, over the end of the numbers' 32 bits, through small rings.
