@@ -24,6 +24,7 @@ use report::{Findings, Report};
 
 mod backends;
 mod calls;
+mod channel;
 mod chosen;
 mod grid;
 mod lab;
@@ -81,6 +82,8 @@ enum Part {
     Calls,
     /// Backend vulkan against backend rm
     Backends,
+    /// Messages to a running kernel: round trips, rates, time one way
+    Channel,
 }
 
 impl Part {
@@ -92,6 +95,7 @@ impl Part {
             Self::Chosen => chosen::run(lab, found),
             Self::Calls => calls::run(lab, found),
             Self::Backends => backends::run(lab, found),
+            Self::Channel => channel::run(lab, found),
         }
     }
 }
