@@ -8,11 +8,12 @@ use gdrcopy::cuda::{Module, parameter_bytes};
 use zerocopy::IntoBytes;
 
 use crate::env::from_env;
-use crate::{PATIENCE, READERS, Reports, builder, launch_checked, session, whole_blocks, word_of};
+use crate::{PATIENCE, Reports, builder, launch_checked, session, word_of};
 
 const PTX: &str = include_str!("../ptx/rings.ptx");
 /// A kernel that nobody stops ends after this.
 const LONG: Duration = Duration::from_secs(900);
+const READERS: u32 = 32;
 /// Messages made at a time: few enough to stay in the first cache.
 const BATCH: u64 = 256;
 
@@ -62,7 +63,8 @@ fn told(way: &CStr, first: u64, count: u64, seconds: f64) -> String {
 #[test]
 fn soak_to_the_gpu() {
     let Some(session) = session() else { return };
-    let (first, count) = (first(), whole_blocks(count()));
+    // Whole blocks of 32 for each reader.
+    let (first, count) = (first(), count().max(1).next_multiple_of(u64::from(READERS) * 32));
     let module = module();
     // Dropped after the channel, which ends the kernel: freeing this waits for it.
     let reports = Reports::new(READERS as usize);
