@@ -148,10 +148,8 @@ fn collect(
     every_log2: u32,
     samples: u64,
     is_over: &AtomicBool,
-) -> Vec<u64> {
-    // Touched now, so that no page is missing later.
-    let mut times = vec![1; usize::try_from(samples).unwrap_or(0)];
-    times.clear();
+    times: &mut Vec<u64>,
+) {
     // Samples from `base` on are looked for; of those, the ones with a bit set have been seen.
     let (mut base, mut seen, mut fruitless) = (0_u64, 0_u64, 0_u32);
     while base < samples {
@@ -179,7 +177,6 @@ fn collect(
             thread::yield_now();
         }
     }
-    times
 }
 
 /// What a case showed.
@@ -225,11 +222,14 @@ fn measure(lab: &Lab<'_>, far: &Far, case: &Case, other_cpu: u32, time: Duration
     let (sent, times, seconds) = thread::scope(|scope| {
         let collector = scope.spawn(|| {
             let is_placed = cpu::pin_to(other_cpu);
+            // Touched now, so that no page is missing later.
+            let mut times = vec![1; usize::try_from(samples).unwrap_or(0)];
+            times.clear();
             // From now on this thread polls; its start is the schedule's.
             let lead = ticks_in(clock, LEAD);
             let schedule = Schedule::new(clock, case.rate, clock.start() + lead);
             start.store(schedule.start, Ordering::Release);
-            let times = collect(clock, &answers, schedule, every_log2, samples, &is_over);
+            collect(clock, &answers, schedule, every_log2, samples, &is_over, &mut times);
             is_placed.map(|()| times)
         });
         let begin = loop {
