@@ -1,4 +1,5 @@
-//! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls.
+//! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls;
+//! messages to a kernel.
 
 use std::error::Error;
 
@@ -10,7 +11,7 @@ use plotters::prelude::*;
 
 use crate::report::{Comparison, Figure, Place, Report};
 
-const SIZE: (u32, u32) = (1200, 1300);
+const SIZE: (u32, u32) = (1200, 1730);
 const FONT: &str = "sans-serif";
 const COLOURS: [RGBColor; 4] =
     [RGBColor(31, 119, 180), RGBColor(214, 39, 40), RGBColor(44, 160, 44), RGBColor(127, 127, 127)];
@@ -36,7 +37,7 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     let root = backend.into_drawing_area();
     root.fill(&WHITE)?;
     let root = root.titled(&report.title(), (FONT, 18))?;
-    let panels = root.split_evenly((3, 2));
+    let panels = root.split_evenly((4, 2));
     let found = &report.found;
 
     let by_size = |value: fn(&crate::report::GridRow) -> f64| {
@@ -83,6 +84,17 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     let calls =
         bars_of(report, "calls", |figure| (format!("{} B, {}", figure.place.bytes, figure.method), figure.p50_ns));
     bars(&panels[5], "Calls beside bare stores", "time per call [ns], logarithmic", &calls)?;
+    let messages = |wanted, value: fn(&Figure) -> f64| {
+        bars_of(report, "channel", move |figure| {
+            let Place { metric, bytes, .. } = figure.place;
+            let is_shown = metric == wanted && !figure.method.starts_with("host alone");
+            (format!("{bytes} B, {}", figure.method), if is_shown { value(figure) } else { 0.0 })
+        })
+    };
+    let trips = messages(Metric::Rtt, |figure| figure.p50_ns);
+    bars(&panels[6], "To a kernel and back, medians", "round trip [ns], logarithmic", &trips)?;
+    let one_way = messages(Metric::GpuVisible, |figure| figure.p99_ns);
+    bars(&panels[7], "To a kernel, 99th percentiles", "time one way [ns], logarithmic", &one_way)?;
     root.present()?;
     Ok(())
 }
