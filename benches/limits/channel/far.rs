@@ -143,6 +143,15 @@ impl Kernel<'_> {
     }
 }
 
+/// Where a kernel's blocks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sm {
+    /// Each on an SM of its own.
+    Own,
+    /// Wherever there is room.
+    Shared,
+}
+
 /// Who plays the far end.
 #[derive(Debug)]
 pub(super) struct Far {
@@ -172,12 +181,13 @@ impl Far {
         })
     }
 
-    /// Starts one warp for each reader of the channel, and waits until all run. A kernel of one warp has its SM to itself.
+    /// Starts one warp for each reader of the channel, and waits until all run.
     ///
     /// The channel and the memory must outlive what is returned.
     pub(super) fn start(
         &self,
         kernel: Kernel<'_>,
+        sm: Sm,
         device: &DeviceChannel,
         has_started: impl Fn() -> bool,
     ) -> Result<Running<'_>, Failure> {
@@ -187,7 +197,7 @@ impl Far {
                 let words = [&device.to_words()[..], &more].concat();
                 let stream = module.stream(Priority::High)?;
                 let (mut code, warps) = (module.kernel(kernel.name())?, device.readers);
-                if warps == 1 {
+                if sm == Sm::Own {
                     code = code.alone_on_its_sm()?;
                 }
                 // SAFETY: rings.cu gives each kernel this structure of words, which a test holds to the PTX; the caller

@@ -19,7 +19,7 @@ use gdrcopy::tool::interrupt;
 use gdrcopy::tool::report::Metric;
 use gdrcopy::tool::stats::{Samples, nanoseconds};
 
-use super::far::{Far, Found, Kernel, Memory, PATIENCE, REPORT, answer_at, answer_bytes, message_of};
+use super::far::{Far, Found, Kernel, Memory, PATIENCE, REPORT, Sm, answer_at, answer_bytes, message_of};
 use super::rate::{mask, messages};
 use super::{LINE_BYTES, PART, builder, head, keep};
 use crate::lab::Lab;
@@ -216,7 +216,7 @@ fn measure(lab: &Lab<'_>, far: &Far, case: &Case, other_cpu: u32, time: Duration
     let (mut sender, _receiver) = builder.open(&lab.rig.session)?;
     let every_log2 = case.every_log2;
     let kernel = Kernel::Arrive { count, mask: mask(), every_log2, answers: &answers, slots: SLOTS, report: &report };
-    let running = far.start(kernel, &sender.device(), || sender.kernel_has_started())?;
+    let running = far.start(kernel, Sm::Shared, &sender.device(), || sender.kernel_has_started())?;
 
     let (start, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let (sent, times, seconds) = thread::scope(|scope| {

@@ -8,7 +8,7 @@ use gdrcopy::tool::ab::Estimate;
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::report::{Direction, Metric};
 
-use super::far::{Far, Found, Kernel, PATIENCE, REPORT, payload_of};
+use super::far::{Far, Found, Kernel, PATIENCE, REPORT, Sm, payload_of};
 use super::{LINE_BYTES, PART, builder};
 use crate::lab::Lab;
 use crate::report::{Figure, Findings, Place, Target};
@@ -115,7 +115,7 @@ fn to_gpu(lab: &Lab<'_>, far: &Far, host: bool, count: u64, messages: &[[u8; 48]
     let report = far.memory(REPORT * 32)?;
     let (mut sender, _receiver) = builder.open(&lab.rig.session)?;
     let kernel = Kernel::Soak { count, mask: mask(), report: &report };
-    let running = far.start(kernel, &sender.device(), || sender.kernel_has_started())?;
+    let running = far.start(kernel, Sm::Shared, &sender.device(), || sender.kernel_has_started())?;
     let begin = Instant::now();
     let sent = flood(&mut sender, messages, count);
     let seconds = begin.elapsed().as_secs_f64();
@@ -130,7 +130,7 @@ fn to_gpu(lab: &Lab<'_>, far: &Far, host: bool, count: u64, messages: &[[u8; 48]
 /// One turn of messages to this core.
 fn to_host(lab: &Lab<'_>, far: &Far, count: u64) -> Result<(f64, bool), Failure> {
     let (sender, mut receiver): (Sender, Receiver) = builder(lab).lines_to_host(RING).open(&lab.rig.session)?;
-    let running = far.start(Kernel::Pour { count }, &sender.device(), || sender.kernel_has_started())?;
+    let running = far.start(Kernel::Pour { count }, Sm::Own, &sender.device(), || sender.kernel_has_started())?;
     let begin = Instant::now();
     let mut right = true;
     let received = (0..count).try_for_each(|number| -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Round trips: 48 bytes each way, and 512 in and 4 out; alone and with every SM busy.
+//! Round trips: 48 bytes each way, and 512 in and 4 out; alone, and with every SM busy but the one that the kernel has.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use gdrcopy::tool::report::Metric;
 use gdrcopy::tool::stats::Samples;
 use gdrcopy::{Session, copy};
 
-use super::far::{Far, Found, Kernel, Memory, PATIENCE, REPORT, request_of};
+use super::far::{Far, Found, Kernel, Memory, PATIENCE, REPORT, Sm, request_of};
 use super::{LIMIT, LINE_BYTES, PART, builder, exactly, head, keep, median};
 use crate::lab::Lab;
 use crate::report::{Findings, Target};
@@ -30,6 +30,8 @@ enum Way {
     Routine(&'static str),
     /// [`Sender::try_send_line`] and [`Receiver::try_recv_line`], nothing behind the line.
     Bare,
+    /// [`Mailbox::call`], the kernel's warp beside others on its SM.
+    Beside,
     /// The rival: the kernel polls host memory.
     Host,
 }
@@ -40,6 +42,7 @@ impl Way {
             Self::Call => "call, ring in GPU memory".to_owned(),
             Self::Routine(name) => format!("the same, line stored by {name}"),
             Self::Bare => "line sent, no SFENCE behind it".to_owned(),
+            Self::Beside => "call, SM shared with the load".to_owned(),
             Self::Host => "call, ring in host memory".to_owned(),
         }
     }
@@ -75,8 +78,8 @@ impl Payload {
                 [
                     "round trip 48 B in, 48 B out, p50",
                     "round trip 48 B in, 48 B out, p99 / p50",
-                    "the same with every SM busy, p50 (48 B)",
-                    "the same with every SM busy, p99 / p50 (48 B)",
+                    "the same, every other SM busy, p50 (48 B)",
+                    "the same, every other SM busy, p99 / p50 (48 B)",
                 ],
             ),
             Self::Request => (
@@ -84,8 +87,8 @@ impl Payload {
                 [
                     "round trip 512 B in, 4 B out, p50",
                     "round trip 512 B in, 4 B out, p99 / p50",
-                    "the same with every SM busy, p50 (512 B)",
-                    "the same with every SM busy, p99 / p50 (512 B)",
+                    "the same, every other SM busy, p50 (512 B)",
+                    "the same, every other SM busy, p99 / p50 (512 B)",
                 ],
             ),
         }
@@ -102,6 +105,7 @@ enum Near {
 /// A channel that is open before the load starts, as freeing and allocating would wait for it.
 struct Prepared {
     near: Near,
+    sm: Sm,
 }
 
 fn open(lab: &Lab<'_>, far: &Far, session: &Session, way: Way, payload: Payload) -> Result<Prepared, Failure> {
@@ -115,7 +119,8 @@ fn open(lab: &Lab<'_>, far: &Far, session: &Session, way: Way, payload: Payload)
         (_, Payload::Line) => Near::Line(Mailbox::new(sender, receiver)?),
         (_, Payload::Request) => Near::Request(Mailbox::new(sender, receiver)?, far.memory(REPORT)?),
     };
-    Ok(Prepared { near })
+    let sm = if way == Way::Beside { Sm::Shared } else { Sm::Own };
+    Ok(Prepared { near, sm })
 }
 
 fn failed(error: &ChannelError) -> Failure {
@@ -148,12 +153,13 @@ impl Prepared {
         calls: u32,
         samples: &mut Samples,
     ) -> Result<bool, Failure> {
+        let sm = self.sm;
         let running = match &self.near {
-            Near::Line(mailbox) => far.start(Kernel::Echo, &mailbox.device(), || mailbox.kernel_has_started())?,
+            Near::Line(mailbox) => far.start(Kernel::Echo, sm, &mailbox.device(), || mailbox.kernel_has_started())?,
             Near::Request(mailbox, report) => {
-                far.start(Kernel::Ask { report }, &mailbox.device(), || mailbox.kernel_has_started())?
+                far.start(Kernel::Ask { report }, sm, &mailbox.device(), || mailbox.kernel_has_started())?
             }
-            Near::Bare(sender, _) => far.start(Kernel::Echo, &sender.device(), || sender.kernel_has_started())?,
+            Near::Bare(sender, _) => far.start(Kernel::Echo, sm, &sender.device(), || sender.kernel_has_started())?,
         };
         let loading = load.map(|load| load.start(LIMIT)).transpose()?;
         let mut right = true;
@@ -259,6 +265,9 @@ fn measure(
     if payload == Payload::Line {
         ways.push(Way::Bare);
     }
+    if load.is_some() {
+        ways.push(Way::Beside);
+    }
     if !far.is_emulated() {
         ways.extend(others(lab.mapping.routine().name()).map(Way::Routine));
     }
@@ -287,7 +296,10 @@ fn measure(
         let wait = samples[0].quantile(0.5);
         hiccups(lab, wait, calls, &mut alone);
     }
-    let beside = if load.is_some() { format!(" (beside {})", Load::describe()) } else { String::new() };
+    let beside = match load {
+        Some(_) => format!(" (beside {}; the kernel's warp has an SM to itself)", Load::describe()),
+        None => String::new(),
+    };
     head(lab, &format!("{}{beside}, {:.1} s", payload.title(), begin.elapsed().as_secs_f64()))?;
     let suffix = if load.is_some() { ", SMs busy" } else { "" };
     for ((way, samples), right) in ways.iter().zip(&samples).zip(right) {
