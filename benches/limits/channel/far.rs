@@ -260,9 +260,7 @@ fn play(kernel: Kernel<'_>, device: DeviceChannel, reader: u32, more: &[u64]) ->
     let (name, more) = (kernel.name(), more.to_vec());
     thread::spawn(move || {
         // Threads inherit the CPU of the one that measures, and would stand in its way.
-        if let Some(here) = cpu::current() {
-            let count = thread::available_parallelism().map_or(1, usize::from).max(2);
-            let all = (0..u32::try_from(count).unwrap_or(2)).collect();
+        if let (Some(here), Some(all)) = (cpu::current(), super::every_cpu()) {
             let _ = cpu::move_away(&all, here);
         }
         // SAFETY: the channel outlives the thread, as `Far::start` asks.

@@ -21,7 +21,7 @@ use gdrcopy::tool::stats::{Samples, nanoseconds};
 
 use super::far::{Far, Found, Kernel, Memory, PATIENCE, REPORT, Sm, answer_at, answer_bytes, message_of};
 use super::rate::{mask, messages};
-use super::{LINE_BYTES, PART, builder, head, keep};
+use super::{LINE_BYTES, PART, builder, every_cpu, head, keep};
 use crate::lab::Lab;
 use crate::report::Findings;
 
@@ -313,22 +313,22 @@ fn skew(clock: &Clock, other: u32) -> Result<(i64, u64), Failure> {
     Ok((if ahead < 0 { -apart } else { apart }, ns(gap / 2)))
 }
 
-/// A CPU next to the GPU, or any other, that is not this one; not its neighbour either if there are others, which may be
-/// its sibling.
+/// A CPU next to the GPU, or any other, that is not this one and that a thread may run on; not this one's neighbour either
+/// if there are others, which may be its sibling.
 fn other_cpu(lab: &Lab<'_>) -> Option<u32> {
     let here = cpu::current()?;
     let local = lab.rig.gpu.pci.and_then(|pci| host::local_cpus(&pci.to_string()));
-    let cpus: Vec<u32> = match &local {
-        Some(list) => list.iter().collect(),
-        None => (0..u32::try_from(thread::available_parallelism().map_or(1, usize::from)).unwrap_or(1)).collect(),
-    };
-    let usable = |far: u32| cpus.iter().rev().copied().find(|&cpu| cpu.abs_diff(here) >= far);
-    usable(2).or_else(|| usable(1))
+    let mut cpus: Vec<u32> = local.or_else(every_cpu)?.iter().filter(|&cpu| cpu != here).collect();
+    // The last are the least likely to serve interrupts.
+    cpus.reverse();
+    cpus.sort_by_key(|cpu| cpu.abs_diff(here) < 2);
+    let is_usable = |cpu| thread::spawn(move || cpu::pin_to(cpu).is_ok()).join().unwrap_or(false);
+    cpus.into_iter().find(|&cpu| is_usable(cpu))
 }
 
 pub(super) fn run(lab: &Lab<'_>, far: &Far, found: &mut Findings) -> Result<(), Failure> {
     let Some(other) = other_cpu(lab) else {
-        return found.skip(lab.screen, PART, "one-way latency needs two CPUs next to the GPU".to_owned());
+        return found.skip(lab.screen, PART, "one-way latency needs a second CPU next to the GPU".to_owned());
     };
     let (ahead, within) = match skew(lab.clock, other) {
         Ok(skew) => skew,

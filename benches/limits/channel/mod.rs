@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gdrcopy::channel::ChannelBuilder;
 use gdrcopy::tool::ab::Estimate;
+use gdrcopy::tool::cpu::CpuList;
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::report::{Direction, Metric};
 use gdrcopy::tool::stats::{Samples, nanoseconds, supports};
@@ -30,6 +31,11 @@ pub(crate) fn run(lab: &Lab<'_>, found: &mut Findings) -> Result<(), Failure> {
     rounds::run(lab, &far, found)?;
     rate::run(lab, &far, found)?;
     latency::run(lab, &far, found)
+}
+
+/// The machine's CPUs, also those that this thread does not run on.
+fn every_cpu() -> Option<CpuList> {
+    std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim().parse().ok()
 }
 
 fn builder(lab: &Lab<'_>) -> ChannelBuilder {
