@@ -26,6 +26,7 @@ use report::{Findings, Report};
 mod agent;
 mod backends;
 mod calls;
+mod channel;
 mod chosen;
 mod grid;
 mod lab;
@@ -85,6 +86,8 @@ enum Part {
     Agent,
     /// Backend vulkan against backend rm
     Backends,
+    /// Messages to a running kernel: round trips, rates, time one way
+    Channel,
 }
 
 impl Part {
@@ -97,6 +100,7 @@ impl Part {
             Self::Calls => calls::run(lab, found),
             Self::Agent => agent::run(lab, found),
             Self::Backends => backends::run(lab, found),
+            Self::Channel => channel::run(lab, found),
         }
     }
 }

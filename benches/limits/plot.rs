@@ -1,5 +1,5 @@
 //! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls;
-//! the push agent.
+//! the push agent; messages to a kernel.
 
 use std::error::Error;
 
@@ -11,7 +11,7 @@ use plotters::prelude::*;
 
 use crate::report::{Comparison, Figure, Place, Report};
 
-const SIZE: (u32, u32) = (1200, 1730);
+const SIZE: (u32, u32) = (1200, 2590);
 const FONT: &str = "sans-serif";
 const COLOURS: [RGBColor; 4] =
     [RGBColor(31, 119, 180), RGBColor(214, 39, 40), RGBColor(44, 160, 44), RGBColor(127, 127, 127)];
@@ -37,7 +37,7 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     let root = backend.into_drawing_area();
     root.fill(&WHITE)?;
     let root = root.titled(&report.title(), (FONT, 18))?;
-    let panels = root.split_evenly((4, 2));
+    let panels = root.split_evenly((6, 2));
     let found = &report.found;
 
     let by_size = |value: fn(&crate::report::GridRow) -> f64| {
@@ -98,6 +98,17 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
         (figure.method.clone(), if is_shown { figure.p50_ns / 1000.0 } else { 0.0 })
     });
     bars(&panels[7], "Reads of 64 KiB, alone and beside matrix products", "time per read [us], logarithmic", &reads)?;
+    let messages = |wanted, value: fn(&Figure) -> f64| {
+        bars_of(report, "channel", move |figure| {
+            let Place { metric, bytes, .. } = figure.place;
+            let is_shown = metric == wanted && !figure.method.starts_with("host alone");
+            (format!("{bytes} B, {}", figure.method), if is_shown { value(figure) } else { 0.0 })
+        })
+    };
+    let trips = messages(Metric::Rtt, |figure| figure.p50_ns);
+    bars(&panels[8], "To a kernel and back, medians", "round trip [ns], logarithmic", &trips)?;
+    let one_way = messages(Metric::GpuVisible, |figure| figure.p99_ns);
+    bars(&panels[9], "To a kernel, 99th percentiles", "time one way [ns], logarithmic", &one_way)?;
     root.present()?;
     Ok(())
 }

@@ -19,14 +19,24 @@
  *
  * Ordering. Parts are loaded with ld.relaxed.sys.v4 and stored with st.relaxed.sys.v4: of system scope, so never from a
  * stale L1 line, and 16 bytes in one access. Payload and number come by the same access, so no fence lies between them.
- * Consumed lines are returned as credit by fence.acq_rel.sys and a relaxed store; room in the other ring is learnt with
- * ld.acquire.sys. A message orders nothing else: who hands over other memory through it puts fence.acq_rel.sys
- * (__threadfence_system()) before gdrc_send, or after gdrc_recv. Data that the CPU wrote through its mapping before it
- * sent the message also needs a store fence there.
+ * Consumed lines are returned as credit by a relaxed store without a fence, which no load that it covers can pass: the
+ * store is executed only after all lanes have voted that each of their parts carried its number, and a part that the CPU
+ * had overwritten by then would have carried another. Room in the other ring is learnt with ld.acquire.sys. A message
+ * orders nothing else: who hands over other memory through it puts fence.acq_rel.sys (__threadfence_system()) before
+ * gdrc_send, or after gdrc_recv. Data that the CPU wrote through its mapping before it sent the message also needs a
+ * store fence there.
+ *
+ * Latency. Nothing but GPU memory is looked at while a warp waits: a load of host memory takes a round trip of the bus.
+ * gdrc_recv_parts and gdrc_send_parts are the shortest way from a message to its answer: registers only. A warp that
+ * waits beside other work on its SM takes its turns with it, and a turn is lost to each instruction between a message and
+ * its answer; a block that takes all of the SM's shared memory (cudaFuncAttributeMaxDynamicSharedMemorySize,
+ * cudaDevAttrMaxSharedMemoryPerBlockOptin; compute capability 8.0 and later, where each block needs some) has the SM to
+ * itself.
  *
  * Threads. Functions are called by all 32 lanes of a warp together, with the same arguments. A ring has one writer: one
  * warp of the kernel sends. A channel made with R readers lets R warps receive: reader r of R has the blocks of 32 lines
- * r, r + R, r + 2 R, .. for gdrc_recv_own_line, one line for each lane; the functions for messages are for R = 1.
+ * r, r + R, r + 2 R, .. for gdrc_recv_own_line and gdrc_poll_own_line, one line for each lane; the functions for messages
+ * are for R = 1.
  *
  * End. Waiting ends when the CPU drops the channel or asks the kernel to stop, or limit_ns after gdrc_open, whichever is
  * first; functions then return 0 or a negative number, and the warp must call gdrc_close and return.
@@ -43,7 +53,7 @@ typedef struct gdrc_channel {
     gdrc_u64 in_credit;  /* host memory, a u32 for each reader: number of the first line it has not consumed */
     gdrc_u64 out_ring;   /* host memory: lines to the CPU */
     gdrc_u64 out_credit; /* GPU memory, u32: number of the first line that the CPU has not consumed */
-    gdrc_u64 stop;       /* host memory, u32: not 0 asks the kernel to end */
+    gdrc_u64 stop;       /* GPU memory, u32: not 0 asks the kernel to end */
     gdrc_u64 state;      /* host memory, a u32 for each reader: a gdrc_state */
     gdrc_u64 limit_ns;   /* a kernel ends by itself this long after gdrc_open */
     gdrc_u32 in_lines;   /* a power of two, as is out_lines */
@@ -69,6 +79,11 @@ typedef struct gdrc_latest {
     gdrc_u32 start; /* the first version, which is there when the kernel starts */
 } gdrc_latest;
 
+/* Parts of a message of so many lines that one lane has with gdrc_recv_parts and gdrc_send_parts, and their words. */
+#define GDRC_OWN_PARTS(lines) ((4u * (lines) + GDRC_WARP - 1) / GDRC_WARP)
+#define GDRC_OWN_WORDS(lines) (3u * GDRC_OWN_PARTS(lines))
+#define GDRC_MOST_OWN_LINES 16u
+
 typedef struct gdrc_part {
     gdrc_u32 number;
     gdrc_u32 words[3];
@@ -81,7 +96,9 @@ typedef struct gdrc_port {
     gdrc_u32 in_next;     /* first line that was not consumed */
     gdrc_u32 in_returned; /* the credit given last */
     gdrc_u32 in_sub;      /* line of the block, where a warp has one lane */
+    gdrc_u32 in_has;      /* this lane has its line of the block (gdrc_poll_own_line) */
     gdrc_u32 out_next;    /* number of the next line to send */
+    gdrc_u64 out_at;      /* where this lane's part of the lines from that one on lies */
     gdrc_u32 out_limit;   /* first number for which there is no room */
     gdrc_u32 looks;
     gdrc_u64 started_ns;
@@ -93,7 +110,9 @@ typedef struct gdrc_port {
 
 #define GDRC_FN static __device__ __forceinline__
 #define GDRC_WARP 32u
-#define GDRC_LOOKS 1024u
+/* Looks for a message between two looks at the stop word, and at the clock: powers of two. */
+#define GDRC_STOP_LOOKS 1024u
+#define GDRC_CLOCK_LOOKS 4096u
 
 GDRC_FN gdrc_part gdrc_load_part(gdrc_u64 at)
 {
@@ -167,6 +186,12 @@ GDRC_FN gdrc_u32 gdrc_from_first(gdrc_u32 value)
     return __shfl_sync(0xffffffffu, value, 0);
 }
 
+/* Word `at`, a constant, of the message whose parts the lanes have from gdrc_recv_parts. */
+GDRC_FN gdrc_u32 gdrc_word_of_parts(const gdrc_u32 *words, gdrc_u32 at)
+{
+    return __shfl_sync(0xffffffffu, words[at / 3 / GDRC_WARP * 3 + at % 3], (int)(at / 3 % GDRC_WARP));
+}
+
 /* What a lane did before it happens before what any lane does after it. */
 GDRC_FN void gdrc_sync_warp(void)
 {
@@ -185,7 +210,8 @@ GDRC_FN void gdrc_yield(void)
 
 #define GDRC_FN static inline
 #define GDRC_WARP 1u
-#define GDRC_LOOKS 64u
+#define GDRC_STOP_LOOKS 64u
+#define GDRC_CLOCK_LOOKS 64u
 
 typedef gdrc_u32 gdrc_vector __attribute__((vector_size(16)));
 
@@ -251,6 +277,11 @@ GDRC_FN gdrc_u32 gdrc_from_first(gdrc_u32 value)
     return value;
 }
 
+GDRC_FN gdrc_u32 gdrc_word_of_parts(const gdrc_u32 *words, gdrc_u32 at)
+{
+    return words[at];
+}
+
 GDRC_FN void gdrc_sync_warp(void)
 {
 }
@@ -262,6 +293,20 @@ GDRC_FN void gdrc_yield(void)
 
 #endif
 
+/* Where part `part` of the lines from the next one to send on lies. */
+GDRC_FN gdrc_u64 gdrc_out_part_at(const gdrc_port *port, gdrc_u32 part)
+{
+    gdrc_u32 slot = (port->out_next + part / 4) & (port->channel.out_lines - 1);
+    return port->channel.out_ring + (gdrc_u64)slot * GDRC_LINE_BYTES + part % 4 * 16;
+}
+
+/* `lines` lines have been stored. */
+GDRC_FN void gdrc_sent(gdrc_port *port, gdrc_u32 lines)
+{
+    port->out_next += lines;
+    port->out_at = gdrc_out_part_at(port, gdrc_lane());
+}
+
 /* --- Life ------------------------------------------------------------------------------------------------------------ */
 
 /* Takes reader `reader`'s place, and reports that it runs. */
@@ -272,7 +317,9 @@ GDRC_FN void gdrc_open(gdrc_port *port, const gdrc_channel *channel, gdrc_u32 re
     port->in_next = channel->in_start + reader * GDRC_BLOCK_LINES;
     port->in_returned = port->in_next;
     port->in_sub = 0;
+    port->in_has = 0;
     port->out_next = channel->out_start;
+    port->out_at = gdrc_out_part_at(port, gdrc_lane());
     port->out_limit = channel->out_start + channel->out_lines;
     port->looks = 0;
     port->started_ns = gdrc_now_ns();
@@ -290,34 +337,30 @@ GDRC_FN void gdrc_close(gdrc_port *port)
     }
 }
 
-/* Whether waiting must end; the same for all lanes. Looks at host memory, a round trip of the bus, at every GDRC_LOOKS-th
- * call only. */
+/* Whether waiting must end, asked after a look that found nothing; the same for all lanes. Costs a load of GPU memory, and
+ * so one more look's time, at every GDRC_STOP_LOOKS-th call only: seldom enough for one message in a thousand to notice. */
 GDRC_FN int gdrc_is_over(gdrc_port *port)
 {
-    int over = 0;
-    if (++port->looks % GDRC_LOOKS != 0)
+    if (++port->looks % GDRC_STOP_LOOKS != 0)
         return 0;
     gdrc_yield();
-    if (gdrc_lane() == 0)
-        over = gdrc_load_u32(port->channel.stop) != 0 ||
-               gdrc_now_ns() - port->started_ns > port->channel.limit_ns;
+    int over = gdrc_load_u32(port->channel.stop) != 0;
+    if (port->looks % GDRC_CLOCK_LOOKS == 0)
+        over |= gdrc_now_ns() - port->started_ns > port->channel.limit_ns;
     return gdrc_any(over);
 }
 
 /* --- Receiving ------------------------------------------------------------------------------------------------------- */
 
-/* Returns lines to the CPU once they are a quarter of the ring. Called when the warp is about to wait anyway. */
+/* Returns lines to the CPU once they are a quarter of the ring. Called when the warp is about to wait anyway, and after a
+ * vote on the numbers of every part up to in_next: see "Ordering" for why no fence is needed. */
 GDRC_FN void gdrc_return_credit(gdrc_port *port)
 {
     if (port->in_next - port->in_returned < port->channel.in_lines / 4)
         return;
     port->in_returned = port->in_next;
-    gdrc_sync_warp();
-    if (gdrc_lane() == 0) {
-        /* Every lane has loaded what the CPU may now overwrite. */
-        gdrc_fence();
+    if (gdrc_lane() == 0)
         gdrc_store_u32(port->channel.in_credit + 4ull * port->reader, port->in_next);
-    }
 }
 
 /* Where part `part` of the lines from the next one on lies. */
@@ -406,36 +449,119 @@ GDRC_FN int gdrc_recv(gdrc_port *port, gdrc_u32 *to, gdrc_u32 room)
     return (int)bytes;
 }
 
-/* Waits for a block of 32 lines of this reader and gives each lane the 12 words of one line, that of its own place in the
- * block. (A CPU thread gets the lines of the block one by one.) 1, or 0 at the end. */
-GDRC_FN int gdrc_recv_own_line(gdrc_port *port, gdrc_u32 words[GDRC_LINE_WORDS])
+/* Waits for a message of `lines` lines, at most GDRC_MOST_OWN_LINES and a constant, and gives each lane the words of its own
+ * parts, GDRC_OWN_WORDS(lines) of them: lane n of the warp has part n, which is words 3 n to 3 n + 2 of the message, then
+ * part n + 32; what lies behind the message is 0. (A CPU thread has all parts.) 1, or 0 at the end. */
+GDRC_FN int gdrc_recv_parts(gdrc_port *port, gdrc_u32 lines, gdrc_u32 *words)
 {
+    gdrc_part found[GDRC_OWN_PARTS(GDRC_MOST_OWN_LINES)];
+    gdrc_u64 at[GDRC_OWN_PARTS(GDRC_MOST_OWN_LINES)];
     gdrc_return_credit(port);
-    gdrc_u32 number = port->in_next + (GDRC_WARP == GDRC_BLOCK_LINES ? gdrc_lane() : port->in_sub);
-    gdrc_u64 at = port->channel.in_ring + (gdrc_u64)(number & (port->channel.in_lines - 1)) * GDRC_LINE_BYTES;
-    gdrc_part a, b, c, d;
+    for (gdrc_u32 own = 0; own < GDRC_OWN_PARTS(lines); own++) {
+        gdrc_u32 part = own * GDRC_WARP + gdrc_lane();
+        gdrc_part none = { port->in_next + part / 4, { 0, 0, 0 } };
+        found[own] = none;
+        at[own] = gdrc_in_part_at(port, part);
+    }
     for (;;) {
-        a = gdrc_load_part(at);
-        b = gdrc_load_part(at + 16);
-        c = gdrc_load_part(at + 32);
-        d = gdrc_load_part(at + 48);
-        if (gdrc_all(a.number == number && b.number == number && c.number == number && d.number == number))
+        int is_there = 1;
+        for (gdrc_u32 own = 0; own < GDRC_OWN_PARTS(lines); own++)
+            if (own * GDRC_WARP + gdrc_lane() < 4 * lines)
+                found[own] = gdrc_load_part(at[own]);
+        for (gdrc_u32 own = 0; own < GDRC_OWN_PARTS(lines); own++)
+            is_there &= found[own].number == port->in_next + (own * GDRC_WARP + gdrc_lane()) / 4;
+        if (gdrc_all(is_there))
             break;
         if (gdrc_is_over(port))
             return 0;
     }
+    for (gdrc_u32 own = 0; own < GDRC_OWN_PARTS(lines); own++)
+        for (gdrc_u32 n = 0; n < 3; n++)
+            words[3 * own + n] = found[own].words[n];
+    port->in_next += lines;
+    return 1;
+}
+
+/* Waits for a message of one line and gives all its words to every lane. 1, or 0 at the end. */
+GDRC_FN int gdrc_recv_line(gdrc_port *port, gdrc_u32 words[GDRC_LINE_WORDS])
+{
+    gdrc_u32 own[GDRC_OWN_WORDS(1)];
+    if (!gdrc_recv_parts(port, 1, own))
+        return 0;
+    for (gdrc_u32 n = 0; n < GDRC_LINE_WORDS; n++)
+        words[n] = gdrc_word_of_parts(own, n);
+    return 1;
+}
+
+/* The number of this lane's line of the block that is next, and where the line lies. */
+GDRC_FN gdrc_u32 gdrc_own_number(const gdrc_port *port)
+{
+    return port->in_next + (GDRC_WARP == GDRC_BLOCK_LINES ? gdrc_lane() : port->in_sub);
+}
+
+GDRC_FN gdrc_u64 gdrc_own_line_at(const gdrc_port *port)
+{
+    return port->channel.in_ring + (gdrc_u64)(gdrc_own_number(port) & (port->channel.in_lines - 1)) * GDRC_LINE_BYTES;
+}
+
+/* Whether a line was there as a whole when this lane looked; its words, if so. */
+GDRC_FN int gdrc_look_at_line(gdrc_u64 at, gdrc_u32 number, gdrc_u32 words[GDRC_LINE_WORDS])
+{
+    gdrc_part a = gdrc_load_part(at);
+    gdrc_part b = gdrc_load_part(at + 16);
+    gdrc_part c = gdrc_load_part(at + 32);
+    gdrc_part d = gdrc_load_part(at + 48);
     for (gdrc_u32 n = 0; n < 3; n++) {
         words[n] = a.words[n];
         words[3 + n] = b.words[n];
         words[6 + n] = c.words[n];
         words[9 + n] = d.words[n];
     }
+    return a.number == number && b.number == number && c.number == number && d.number == number;
+}
+
+/* All lanes have their line of the block: on to the next, or to the next line where a warp has one lane. */
+GDRC_FN void gdrc_next_own_line(gdrc_port *port)
+{
     port->in_sub += GDRC_WARP;
     if (port->in_sub == GDRC_BLOCK_LINES) {
         port->in_sub = 0;
         port->in_next += GDRC_BLOCK_LINES * port->channel.readers;
     }
+}
+
+/* Waits for a block of 32 lines of this reader and gives each lane the 12 words of one line, that of its own place in the
+ * block. (A CPU thread gets the lines of the block one by one.) For rates: a line waits for the block to be full. 1, or 0
+ * at the end. */
+GDRC_FN int gdrc_recv_own_line(gdrc_port *port, gdrc_u32 words[GDRC_LINE_WORDS])
+{
+    gdrc_return_credit(port);
+    gdrc_u32 number = gdrc_own_number(port);
+    gdrc_u64 at = gdrc_own_line_at(port);
+    for (;;) {
+        if (gdrc_all(gdrc_look_at_line(at, number, words)))
+            break;
+        if (gdrc_is_over(port))
+            return 0;
+    }
+    gdrc_next_own_line(port);
     return 1;
+}
+
+/* Looks once, and gives each lane the 12 words of its own line of this reader's block of 32 as soon as that line is there,
+ * whatever the other lanes wait for: then `*is_new` is 1 for this lane, else 0. When all lanes have had theirs, the next
+ * block is on. For latency: no line waits for another. 1, or 0 at the end. Not to be mixed with gdrc_recv_own_line. */
+GDRC_FN int gdrc_poll_own_line(gdrc_port *port, int *is_new, gdrc_u32 words[GDRC_LINE_WORDS])
+{
+    *is_new = !port->in_has && gdrc_look_at_line(gdrc_own_line_at(port), gdrc_own_number(port), words);
+    port->in_has |= (gdrc_u32)*is_new;
+    if (gdrc_all(port->in_has != 0)) {
+        port->in_has = 0;
+        gdrc_next_own_line(port);
+        gdrc_return_credit(port);
+        return 1;
+    }
+    return gdrc_any(*is_new) || !gdrc_is_over(port);
 }
 
 /* --- Sending --------------------------------------------------------------------------------------------------------- */
@@ -466,15 +592,13 @@ GDRC_FN int gdrc_post_lines(gdrc_port *port, gdrc_u32 lines, const gdrc_u32 *fro
     if (!gdrc_wait_for_room(port, lines))
         return 0;
     for (gdrc_u32 part = gdrc_lane(); part < 4 * lines; part += GDRC_WARP) {
-        gdrc_u32 number = port->out_next + part / 4;
-        gdrc_u64 slot = number & (port->channel.out_lines - 1);
         gdrc_part out;
-        out.number = number;
+        out.number = port->out_next + part / 4;
         for (gdrc_u32 n = 0; n < 3; n++)
             out.words[n] = gdrc_get_word(from, words, skip, length, 3 * part + n);
-        gdrc_store_part(port->channel.out_ring + slot * GDRC_LINE_BYTES + part % 4 * 16, out);
+        gdrc_store_part(gdrc_out_part_at(port, part), out);
     }
-    port->out_next += lines;
+    gdrc_sent(port, lines);
     return 1;
 }
 
@@ -493,6 +617,35 @@ GDRC_FN int gdrc_send(gdrc_port *port, const gdrc_u32 *from, gdrc_u32 bytes)
     if (lines > port->channel.out_lines / 2)
         return 0;
     return gdrc_post_lines(port, lines, from, (bytes + 3) / 4, 1, bytes);
+}
+
+/* Sends a message of `lines` lines, at most GDRC_MOST_OWN_LINES and a constant, of which each lane has its own parts, as
+ * gdrc_recv_parts gives them. Words behind the message do not matter. 1, or 0 at the end. */
+GDRC_FN int gdrc_send_parts(gdrc_port *port, gdrc_u32 lines, const gdrc_u32 *words)
+{
+    if (!gdrc_wait_for_room(port, lines))
+        return 0;
+    for (gdrc_u32 own = 0; own < GDRC_OWN_PARTS(lines); own++) {
+        gdrc_u32 part = own * GDRC_WARP + gdrc_lane();
+        gdrc_part out = { port->out_next + part / 4, { words[3 * own], words[3 * own + 1], words[3 * own + 2] } };
+        if (part < 4 * lines)
+            gdrc_store_part(own == 0 ? port->out_at : gdrc_out_part_at(port, part), out);
+    }
+    gdrc_sent(port, lines);
+    return 1;
+}
+
+/* Sends a message of one line, of which every lane has all words. 1, or 0 at the end. */
+GDRC_FN int gdrc_send_line(gdrc_port *port, const gdrc_u32 words[GDRC_LINE_WORDS])
+{
+    gdrc_u32 own[GDRC_OWN_WORDS(1)];
+    for (gdrc_u32 at = 0; at < GDRC_OWN_PARTS(1); at++) {
+        gdrc_u32 part = at * GDRC_WARP + gdrc_lane();
+        /* Selected, not indexed: the words stay in registers. */
+        for (gdrc_u32 n = 0; n < 3; n++)
+            own[3 * at + n] = part == 0 ? words[n] : part == 1 ? words[3 + n] : part == 2 ? words[6 + n] : words[9 + n];
+    }
+    return gdrc_send_parts(port, 1, own);
 }
 
 /* --- The newest value ------------------------------------------------------------------------------------------------ */

@@ -9,6 +9,7 @@ use super::layout::{LINE, LINE_PAYLOAD, PART, lines_of};
 use super::memory::Far;
 use super::part;
 use super::post::LineStore;
+use crate::copy::fence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
 use crate::sys::num::usize_of;
@@ -136,6 +137,13 @@ impl<T: IntoBytes + Immutable + ?Sized> Latest<T> {
             unsafe { self.store.line(slot.wrapping_add(index * LINE), self.version, payload) };
         }
         Ok(())
+    }
+
+    /// Sees off the value that was set last, as [`Sender::commit`](super::Sender::commit): for one that no other follows
+    /// soon.
+    #[inline]
+    pub fn commit(&self) {
+        fence::store();
     }
 
     /// What the kernel gets.

@@ -37,7 +37,7 @@ pub struct DeviceChannel {
     pub out_ring: u64,
     /// GPU memory, `u32`: number of the first line that the CPU has not consumed.
     pub out_credit: u64,
-    /// Host memory, `u32`: not 0 asks the kernel to end.
+    /// GPU memory, `u32`: not 0 asks the kernel to end.
     pub stop: u64,
     /// Host memory, a `u32` for each reader: 1 once it runs, 2 when it has ended.
     pub state: u64,

@@ -145,6 +145,8 @@ impl<Req: IntoBytes + Immutable + ?Sized, Resp: FromBytes + IntoBytes + ?Sized> 
             })?;
         }
         self.sender.post_bytes(&[], request.as_bytes(), lines);
+        // Nothing else is stored until the answer is there, so nothing else would see the last line off.
+        self.sender.commit();
         let answer = wait::until(self, Self::shared, timeout, |mailbox| {
             mailbox.drop_late();
             let is_there =

@@ -9,6 +9,7 @@ use super::layout::{DeviceChannel, ENDED, LINE, unwritten};
 use super::post::LineStore;
 use crate::backend::BackendKind;
 use crate::buffer::DeviceBuffer;
+use crate::copy::fence;
 #[cfg(feature = "cuda")]
 use crate::cuda::PinnedHost;
 use crate::error::{Error, ErrorKind, Result};
@@ -74,15 +75,16 @@ pub(super) struct HostPlan {
     pub(super) bytes: usize,
 }
 
-/// Line 0: the stop word. Then a state for each reader.
-const STATES_AT: usize = LINE;
-/// In GPU memory: line 0 is the credit for the ring to the CPU.
+/// In GPU memory, where the kernel looks without crossing the bus: line 0 is the credit for the ring to the CPU, line 1 the
+/// stop word.
+const STOP_AT: usize = LINE;
 const FAR_RING_AT: usize = 2 * LINE;
 
 impl HostPlan {
     pub(super) fn new(asked: &Asked) -> Self {
         let words = (4 * usize_of(u64::from(asked.readers))).next_multiple_of(LINE);
-        let credits = STATES_AT + words;
+        // First a state for each reader, then its credit.
+        let credits = words;
         let ring = (credits + words).next_multiple_of(2 * LINE);
         let far = ring + usize_of(u64::from(asked.out_lines)) * LINE;
         let bytes = if asked.far_in_host { far + asked.far_bytes() } else { far };
@@ -185,8 +187,8 @@ impl Shared {
             in_credit: near + u64_of(plan.credits),
             out_ring: near + u64_of(plan.ring),
             out_credit: far_addr,
-            stop: near,
-            state: near + u64_of(STATES_AT),
+            stop: far_addr + u64_of(STOP_AT),
+            state: near,
             limit_ns: asked.limit_ns,
             in_lines: asked.in_lines,
             in_start: asked.in_start,
@@ -203,17 +205,12 @@ impl Shared {
     /// Puts both rings and credits in the state of a lap before the first.
     fn fill(&self) -> Result<()> {
         let DeviceChannel { in_lines, in_start, out_lines, out_start, readers, .. } = self.device;
-        let credit = [out_start.to_le_bytes(); LINE / 4];
-        let in_ring = unwritten(in_start, in_lines);
+        let mut far = vec![0; FAR_RING_AT];
+        far[..LINE].copy_from_slice([out_start.to_le_bytes(); LINE / 4].as_flattened());
+        far.extend(unwritten(in_start, in_lines));
         match &self.far {
-            Some(far) => {
-                far.fill(0, credit.as_flattened())?;
-                far.fill(FAR_RING_AT, &in_ring)?;
-            }
-            None => {
-                self.fill_host(self.plan.far, credit.as_flattened());
-                self.fill_host(self.plan.far + FAR_RING_AT, &in_ring);
-            }
+            Some(window) => window.fill(0, &far)?,
+            None => self.fill_host(self.plan.far, &far),
         }
         self.fill_host(self.plan.ring, &unwritten(out_start, out_lines));
         for reader in 0..readers {
@@ -259,7 +256,7 @@ impl Shared {
     }
 
     fn states(&self) -> impl Iterator<Item = u32> {
-        let word = |reader: u32| self.host_word(STATES_AT + 4 * usize_of(u64::from(reader)));
+        let word = |reader: u32| self.host_word(4 * usize_of(u64::from(reader)));
         (0..self.device.readers).map(move |reader| word(reader).load(Ordering::Acquire))
     }
 
@@ -276,7 +273,10 @@ impl Shared {
     /// Asks the kernel to end.
     pub(super) fn stop(&self) {
         if self.owner.is_here() {
-            self.host_word(0).store(1, Ordering::Release);
+            let at = self.far_ptr().wrapping_add(STOP_AT);
+            // SAFETY: the stop word's line; `new` chose instructions that this processor has.
+            unsafe { self.store.word(at, 1) };
+            fence::store();
         }
     }
 }

@@ -62,6 +62,13 @@
 //! A processor with AVX, for which a 16-byte load is one access (Intel SDM volume 3A, 9.1.1), and on write-combined memory
 //! a whole-line store, AVX-512 or MOVDIR64B: a line gathered from smaller stores may leave in pieces of 8 bytes.
 //!
+//! # Latency
+//!
+//! While a kernel waits, it looks at GPU memory only, and between a message and its answer it has no fence to wait for. A
+//! line that is posted may stay in the processor's write-combining buffers until more is stored: [`Mailbox::call`] sees it
+//! off with SFENCE, and for [`Sender`] there is [`Sender::commit`]. A kernel that shares its SM with other work loses time
+//! to it with every instruction; `gdrcopy::cuda::Kernel::alone_on_its_sm` keeps others off.
+//!
 //! # Ordering
 //!
 //! Messages of one ring arrive in order. They order nothing else: data that a message refers to must be written with

@@ -8,6 +8,7 @@ use super::layout::{LENGTH, LINE_PAYLOAD, message_lines, slot};
 use super::memory::Shared;
 use super::part;
 use super::wait;
+use crate::copy::fence;
 use crate::error::{Error, ErrorKind};
 use crate::sys::num::usize_of;
 
@@ -67,9 +68,11 @@ impl Receiver {
         self.next = self.next.wrapping_add(lines);
         if self.next.wrapping_sub(self.returned) >= self.lines / 4 {
             self.returned = self.next;
-            // A full line, which leaves without a fence. The loads before it are done: x86 stores do not pass them.
+            // The loads before it are done: x86 stores do not pass them.
             // SAFETY: the credit's line in GPU memory; `Shared` checked the instructions.
             unsafe { self.shared.store.word(self.shared.far_ptr(), self.next) };
+            // The kernel may be waiting for it, and this thread may store nothing else for long.
+            fence::store();
         }
     }
 

@@ -9,10 +9,12 @@ use super::layout::{DeviceChannel, LENGTH, LINE_PAYLOAD, message_lines, slot};
 use super::memory::Shared;
 use super::post::LineStore;
 use super::wait;
+use crate::copy::fence;
 use crate::error::{Error, ErrorKind};
 use crate::sys::num::usize_of;
 
-/// Sends messages to a kernel. One thread at a time; lines are posted without a fence and without any call.
+/// Sends messages to a kernel. One thread at a time; lines are posted without a fence and without any call. The last ones
+/// may stay in the processor's write-combining buffers until it stores more: [`Sender::commit`] sees them off.
 #[derive(Debug)]
 pub struct Sender {
     pub(super) shared: Arc<Shared>,
@@ -113,6 +115,14 @@ impl Sender {
             self.post(&payload);
         }
         debug_assert_eq!(self.next, end, "as many lines as were counted");
+    }
+
+    /// Sees off what was sent: SFENCE, which empties the write-combining buffers of this core. The call returns before
+    /// that; stores that follow wait for it, about 140 ns on PCIe Gen5. For the last message before a pause; a line that
+    /// others follow at once is pushed out by them. Lines arrive whole and are told apart by their numbers either way.
+    #[inline]
+    pub fn commit(&self) {
+        fence::store();
     }
 
     fn check_one_reader(&self) -> Result<(), ChannelError> {
@@ -221,6 +231,8 @@ impl Sender {
     }
 
     fn wait_for(&mut self, lines: u32, timeout: Duration) -> Result<(), ChannelError> {
+        // The kernel cannot make room before it has the lines that are there.
+        self.commit();
         wait::until(self, |end| &end.shared, timeout, |end| Ok(end.has_room(lines).then_some(())))
     }
 }

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use super::error::ChannelError;
 use super::memory::Shared;
 
-/// Looks between two looks at the clock: a microsecond or two.
-const LOOKS: u32 = 256;
+/// Looks between two looks at the clock, which an answer that comes meanwhile waits for: a few microseconds, longer than a
+/// round trip to a kernel.
+const LOOKS: u32 = 1024;
 /// Rounds of looks after which the wait is no longer a short one, and the processor is shared: about 100 us.
-const SHORT_ROUNDS: u32 = 64;
+const SHORT_ROUNDS: u32 = 20;
+/// The same when it is: PAUSE takes some 40 ns.
+const LONG_LOOKS: u32 = 128;
 
 /// Repeats `attempt` until it brings something, the kernel has ended, or `timeout` has passed.
 ///
@@ -26,12 +29,12 @@ pub(crate) fn until<E, T>(
     let mut started = None;
     let mut rounds = 0_u32;
     loop {
-        for _ in 0..LOOKS {
+        let is_long = rounds > SHORT_ROUNDS;
+        for _ in 0..if is_long { LONG_LOOKS } else { LOOKS } {
             if let Some(found) = attempt(end)? {
                 return Ok(found);
             }
-            // PAUSE takes some 40 ns, which a short wait has not to spare.
-            if rounds > SHORT_ROUNDS {
+            if is_long {
                 hint::spin_loop();
             }
         }
@@ -43,7 +46,7 @@ pub(crate) fn until<E, T>(
             return Err(ChannelError::TimedOut);
         }
         rounds = rounds.saturating_add(1);
-        if rounds > SHORT_ROUNDS {
+        if is_long {
             thread::yield_now();
         }
     }

@@ -141,6 +141,7 @@ calls! {
     module_unload = "cuModuleUnload"(module: Handle);
     module_function = "cuModuleGetFunction"(function: *mut Handle, module: Handle, name: *const c_char);
     function_attribute = "cuFuncGetAttribute"(value: *mut c_int, attribute: c_int, function: Handle);
+    function_set_attribute = "cuFuncSetAttribute"(function: Handle, attribute: c_int, value: c_int);
     occupancy = "cuOccupancyMaxActiveBlocksPerMultiprocessor"(blocks: *mut c_int, function: Handle, threads: c_int, shared_bytes: usize);
     launch = "cuLaunchKernel"(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     copy_to_device = "cuMemcpyHtoD_v2"(to: u64, from: *const c_void, bytes: usize);

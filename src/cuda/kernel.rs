@@ -21,6 +21,12 @@ const JIT_ERROR_LOG_BYTES: c_uint = 6;
 const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 /// `CU_FUNC_ATTRIBUTE_NUM_REGS`: any attribute will do, for asking makes the driver load the kernel.
 const FUNCTION_REGISTERS: c_int = 4;
+/// `CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES`: what the code itself declares.
+const FUNCTION_SHARED: c_int = 1;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const FUNCTION_DYNAMIC_SHARED: c_int = 8;
+/// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+const ATTRIBUTE_BLOCK_SHARED: c_int = 97;
 /// `CU_STREAM_NON_BLOCKING`: does not synchronise with the default stream.
 const NON_BLOCKING: c_uint = 1;
 
@@ -90,7 +96,7 @@ impl Module {
         if let Some(code) = driver.function_load(function) {
             driver.check("load kernel", "cuFuncLoad", code)?;
         }
-        Ok(Kernel { module: self, function })
+        Ok(Kernel { module: self, function, shared: 0 })
     }
 
     /// A stream in the same context.
@@ -142,12 +148,38 @@ pub enum Priority {
 pub struct Kernel<'m> {
     module: &'m Module,
     function: Handle,
+    /// Bytes of dynamic shared memory that a block gets.
+    shared: c_uint,
 }
 
 // SAFETY: functions may be used from any thread.
 unsafe impl Send for Kernel<'_> {}
 
 impl Kernel<'_> {
+    /// Has each block take all the shared memory that a block may have, so that no other block finds room on its SM: a warp
+    /// that waits for messages shares no issue slots then. From compute capability 8.0 on, where every block needs 1 KiB
+    /// of it; earlier, blocks that use none still fit. Launch no more blocks than the GPU has SMs.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports.
+    pub fn alone_on_its_sm(mut self) -> Result<Self> {
+        let driver = self.module.primary.device.driver;
+        let entered = self.module.primary.enter()?;
+        let mut own = 0;
+        // SAFETY: a live place and a live function.
+        let code = unsafe { driver.function_attribute(&mut own, FUNCTION_SHARED, self.function) };
+        driver.check("launch", "cuFuncGetAttribute", code)?;
+        let most = self.module.primary.device.attribute(ATTRIBUTE_BLOCK_SHARED).unwrap_or(0);
+        let rest = most.saturating_sub(own).max(0);
+        // SAFETY: a live function.
+        let code = unsafe { driver.function_set_attribute(self.function, FUNCTION_DYNAMIC_SHARED, rest) };
+        driver.check("launch", "cuFuncSetAttribute", code)?;
+        drop(entered);
+        self.shared = c_uint::try_from(rest).unwrap_or(0);
+        Ok(self)
+    }
+
     /// How many blocks of `threads` threads run at once, on an otherwise idle GPU.
     ///
     /// # Errors
@@ -158,8 +190,8 @@ impl Kernel<'_> {
         let _entered = self.module.primary.enter()?;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
         let mut per_sm = 0;
-        // SAFETY: a live place and a live function; no dynamic shared memory.
-        let code = unsafe { driver.occupancy(&mut per_sm, self.function, threads, 0) };
+        // SAFETY: a live place and a live function.
+        let code = unsafe { driver.occupancy(&mut per_sm, self.function, threads, usize_of(u64::from(self.shared))) };
         driver.check("launch", "cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
         let sms = self.module.primary.device.attribute(ATTRIBUTE_MULTIPROCESSORS).unwrap_or(1);
         Ok(u32::try_from(per_sm.saturating_mul(sms)).unwrap_or(0))
@@ -190,7 +222,7 @@ impl Kernel<'_> {
                 threads,
                 1,
                 1,
-                0,
+                self.shared,
                 stream.stream,
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),

@@ -1,4 +1,4 @@
-//! The kernels of `tests/ptx/channel.cu`, twice.
+//! The kernels of `tests/ptx/channel.cu`, twice, and those of `tests/ptx/rings.cu` as C++.
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) enum Peer {
 
 /// The Rust peer, and the header's where there is a compiler for it.
 pub(crate) fn peers() -> Vec<Peer> {
-    let header = library().map(Peer::Header);
+    let header = channel_kernels().map(Peer::Header);
     [Peer::Rust].into_iter().chain(header).collect()
 }
 
@@ -30,12 +30,12 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-fn build() -> Option<PathBuf> {
+fn build(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("channel-{}.so", std::process::id()));
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.so", std::process::id()));
     let mut job = Command::new("g++");
     job.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c++"]);
-    let output = match job.arg(root.join("tests/ptx/channel.cu")).arg("-o").arg(&to).output() {
+    let output = match job.arg(root.join("tests/ptx").join(name).with_extension("cu")).arg("-o").arg(&to).output() {
         Ok(output) => output,
         Err(error) => {
             eprintln!("SKIPPED the header as C++: g++: {error}");
@@ -46,18 +46,25 @@ fn build() -> Option<PathBuf> {
     Some(to)
 }
 
-fn library() -> Option<&'static Library> {
+fn open(name: &str) -> Option<Library> {
+    let path = build(name)?;
+    let file = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: a NUL-terminated path to a library without initialisers.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null(), "{}", path.display());
+    std::fs::remove_file(path).unwrap();
+    Some(Library(handle))
+}
+
+fn channel_kernels() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    let open = || {
-        let path = build()?;
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a NUL-terminated path to a library without initialisers.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{}", path.display());
-        std::fs::remove_file(path).unwrap();
-        Some(Library(handle))
-    };
-    LIBRARY.get_or_init(open).as_ref()
+    LIBRARY.get_or_init(|| open("channel")).as_ref()
+}
+
+/// The kernels of `rings.cu`, where there is a compiler.
+pub(crate) fn ring_kernels() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(|| open("rings")).as_ref()
 }
 
 /// A kernel's one parameter, by value.
@@ -73,7 +80,7 @@ impl Library {
     }
 
     /// Runs a kernel to its end.
-    fn run<const N: usize>(&self, name: &CStr, warp: u32, words: [u64; N]) {
+    pub(crate) fn run<const N: usize>(&self, name: &CStr, warp: u32, words: [u64; N]) {
         // SAFETY: the function's type in channel.cu.
         let be_warp = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32)>(self.symbol(c"be_warp")) };
         // SAFETY: a structure of so many bytes, aligned to 8, by value, as the kernel of this name takes it.
@@ -83,14 +90,14 @@ impl Library {
     }
 }
 
-fn joined<const A: usize, const B: usize, const N: usize>(a: [u64; A], b: [u64; B]) -> [u64; N] {
+pub(crate) fn joined<const A: usize, const B: usize, const N: usize>(a: [u64; A], b: [u64; B]) -> [u64; N] {
     let mut both = [0; N];
     both[..A].copy_from_slice(&a);
     both[A..].copy_from_slice(&b);
     both
 }
 
-/// `SinkReport` and `WatchReport`: 8 words.
+/// `SinkReport`, `WatchReport` and `Report`: 8 words.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Report([AtomicU64; 8]);

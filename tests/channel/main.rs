@@ -1,5 +1,5 @@
 //! Channels on emulated GPUs, where a thread plays the kernel: once in Rust, once as the very header and kernels that are
-//! compiled for GPUs (`ffi/include/gdrcopy_channel.cuh`, `tests/ptx/channel.cu`), compiled as C++.
+//! compiled for GPUs (`ffi/include/gdrcopy_channel.cuh`, `tests/ptx/channel.cu`, `tests/ptx/rings.cu`), compiled as C++.
 #![allow(unsafe_code, missing_docs, reason = "tests call C++ and hand addresses to threads")]
 #![allow(clippy::unwrap_used, reason = "tests may panic")]
 
@@ -7,6 +7,7 @@
 mod common;
 mod kernels;
 mod latest;
+mod limits;
 mod mailbox;
 mod rings;
 

@@ -49,7 +49,10 @@ KERNEL void answer(const Answer a)
         for (u32 n = gdrc_lane(); n < a.response_lines * GDRC_LINE_WORDS; n += GDRC_WARP)
             response[n] = request[n] ^ request[words - 1 - n];
         gdrc_sync_warp();
-        for (u64 since = gdrc_now_ns(); a.delay_ns != 0 && gdrc_now_ns() - since < a.delay_ns;) {
+        if (a.delay_ns != 0) {
+            u64 since = gdrc_now_ns();
+            while (gdrc_now_ns() - since < a.delay_ns) {
+            }
         }
         if (!gdrc_send_lines(&port, a.response_lines, response))
             break;

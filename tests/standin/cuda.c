@@ -300,6 +300,12 @@ EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
 	CALL(INVALID_HANDLE);
 }
 
+EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
+{
+	(void)function, (void)attribute, (void)value;
+	CALL(INVALID_HANDLE);
+}
+
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared)
 {
 	(void)blocks, (void)function, (void)threads, (void)shared;

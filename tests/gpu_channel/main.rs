@@ -1,8 +1,10 @@
-//! Channels to a kernel on a real GPU: round trips beside the rival that polls host memory, rates, and soaks.
+//! Channels to a kernel on a real GPU: round trips beside the rival that polls host memory, and soaks. Rates and the limits
+//! of latency are measured by `benches/limits`, part `channel`.
 //!
-//! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak sends, 100 million by default; 10000000000 take some 40 s. Every
-//! figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED` with the reason and passes. Kernels
-//! occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
+//! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak to the GPU sends, 100 million by default, and `GDRCOPY_SOAK_FIRST` the
+//! number of the first, so that a long soak can be made in parts: 100000000000 take some eight minutes. The soak to the host
+//! receives a twentieth of that. Every figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED`
+//! with the reason and passes. Kernels occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
 #![cfg(feature = "tools")]
 #![allow(unsafe_code, missing_docs, reason = "tests launch kernels beside the library")]
 #![allow(
@@ -12,18 +14,19 @@
 )]
 #![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
 
-#[path = "common/env.rs"]
+#[path = "../common/env.rs"]
 mod env;
+mod latest;
+mod soak;
 #[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
-#[path = "gpu/support.rs"]
+#[path = "../gpu/support.rs"]
 mod support;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use env::from_env;
-use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Latest, Mailbox, Receiver, Sender};
+use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Mailbox, Receiver, Sender};
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
 use gdrcopy::tool::clock::Clock;
 use gdrcopy::tool::load::Load;
@@ -31,7 +34,7 @@ use gdrcopy::tool::stats::Samples;
 use gdrcopy::{RmLevel, Session};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-const PTX: &str = include_str!("ptx/channel.ptx");
+const PTX: &str = include_str!("../ptx/channel.ptx");
 
 /// No kernel outlives a test that died by much.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -54,10 +57,25 @@ fn launch<'m>(
     more: &[u64],
     has_started: impl Fn() -> bool,
 ) -> Stream<'m> {
+    assert_eq!(parameter_bytes(PTX, name.to_str().unwrap()), Some((10 + more.len()) * 8), "{name:?}");
+    launch_checked(module, name, warps, channel, more, has_started)
+}
+
+/// The same for a kernel whose parameter has been compared. One warp has its SM to itself.
+fn launch_checked<'m>(
+    module: &'m Module,
+    name: &CStr,
+    warps: u32,
+    channel: &DeviceChannel,
+    more: &[u64],
+    has_started: impl Fn() -> bool,
+) -> Stream<'m> {
     let words = [&channel.to_words()[..], more].concat();
-    assert_eq!(parameter_bytes(PTX, name.to_str().unwrap()), Some(words.len() * 8), "{name:?}");
     let threads = 32 * warps.min(4);
-    let kernel = module.kernel(name).unwrap();
+    let mut kernel = module.kernel(name).unwrap();
+    if warps == 1 {
+        kernel = kernel.alone_on_its_sm().unwrap();
+    }
     let stream = module.stream(Priority::High).unwrap();
     unsafe { kernel.launch(&stream, warps.div_ceil(4), threads, &words) }.unwrap();
     let started = Instant::now();
@@ -70,7 +88,7 @@ fn launch<'m>(
 /// The module with every kernel loaded: a first launch would wait for a kernel that stays.
 fn module() -> Module {
     let module = Module::load(0, PTX).unwrap();
-    for name in [c"answer", c"mirror", c"sink", c"source", c"watch"] {
+    for name in [c"answer", c"mirror", c"watch"] {
         module.kernel(name).unwrap();
     }
     module
@@ -79,14 +97,6 @@ fn module() -> Module {
 fn word_of(number: u64, n: u32) -> u32 {
     let word = (number as u32).wrapping_add(n.wrapping_mul(0x9e37_79b9));
     if n == 0 { word ^ (number >> 32) as u32 } else { word }
-}
-
-fn payload_of(number: u64) -> [u8; 48] {
-    let mut payload = [0; 48];
-    for (word, n) in payload.chunks_exact_mut(4).zip(0..) {
-        word.copy_from_slice(&word_of(number, n).to_le_bytes());
-    }
-    payload
 }
 
 /// What kernels report: 8 words each.
@@ -260,120 +270,7 @@ fn round_trip_with_every_sm_busy() {
     });
 }
 
-// --- Rates and soaks -----------------------------------------------------------------------------------------------------
-
-const READERS: u32 = 32;
-
-/// Sends `count` lines to 32 warps as fast as it can; `fill` makes each batch of them.
-fn flood(
-    count: u64,
-    mask: u64,
-    host: bool,
-    batch: usize,
-    mut fill: impl FnMut(u64, &mut [[u8; 48]]),
-) -> Option<(f64, Vec<[u64; 5]>)> {
-    let session = session()?;
-    let module = module();
-    let mut builder = builder().readers(READERS).lines_to_gpu(1 << 14).kernel_limit(Duration::from_secs(600));
-    if host {
-        builder = builder.ring_in_host_memory();
-    }
-    // Dropped after the channel, which ends the kernel: freeing this waits for it.
-    let reports = Reports::new(READERS as usize);
-    let (mut sender, _receiver) = builder.open(&session).unwrap();
-    let more = [count, reports.addr(), mask];
-    let stream = launch(&module, c"sink", READERS, &sender.device(), &more, || sender.kernel_has_started());
-    let mut payloads = vec![[0; 48]; batch];
-    let started = Instant::now();
-    let mut sent = 0;
-    while sent < count {
-        let now = usize::try_from(count - sent).unwrap_or(usize::MAX).min(batch);
-        fill(sent, &mut payloads[..now]);
-        let mut left = &payloads[..now];
-        while !left.is_empty() {
-            let taken = sender.try_send_lines(left).unwrap();
-            left = &left[taken..];
-            if let (0, Some(first)) = (taken, left.first()) {
-                // Waits, for a limited time.
-                sender.send_line(first, PATIENCE).unwrap();
-                left = &left[1..];
-            }
-        }
-        sent += now as u64;
-    }
-    let seconds = started.elapsed().as_secs_f64();
-    stream.finish(PATIENCE).unwrap();
-    let found = |reader| std::array::from_fn(|word| reports.get(reader, word));
-    Some((seconds, (0..READERS as usize).map(found).collect()))
-}
-
-fn assert_clean(count: u64, reports: &[[u64; 5]]) {
-    for (reader, [state, messages, wrong, torn, first_wrong]) in reports.iter().enumerate() {
-        let what = format!("reader {reader}: {wrong} lost, doubled or out of order, {torn} torn, first {first_wrong}");
-        assert_eq!((*state, *wrong, *torn), (2, 0, 0), "{what}");
-        assert_eq!(*messages, count / u64::from(READERS), "{what}");
-    }
-}
-
-fn whole_blocks(count: u64) -> u64 {
-    count.next_multiple_of(u64::from(READERS) * 32).max(u64::from(READERS) * 32)
-}
-
-/// The same 1024 messages over and over, so that what is measured is the ring.
-#[test]
-fn one_way_rate() {
-    let same: Vec<[u8; 48]> = (0..1024).map(payload_of).collect();
-    for (what, host, count) in [("ring in GPU memory", false, 200_000_000), ("ring in host memory", true, 20_000_000)] {
-        let count = whole_blocks(count);
-        let mut filled = false;
-        let flooded = flood(count, 1023, host, 1024, |_, payloads| {
-            if !filled {
-                payloads.copy_from_slice(&same);
-                filled = true;
-            }
-        });
-        let Some((seconds, reports)) = flooded else { return };
-        assert_clean(count, &reports);
-        println!("{what}: {:.1} million messages of 48 B a second, {READERS} warps", count as f64 / seconds / 1e6);
-    }
-}
-
-#[test]
-fn soak_to_the_gpu() {
-    let count = whole_blocks(from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000));
-    let flooded = flood(count, u64::MAX, false, 256, |from, payloads| {
-        for (payload, number) in payloads.iter_mut().zip(from..) {
-            *payload = payload_of(number);
-        }
-    });
-    let Some((seconds, reports)) = flooded else { return };
-    assert_clean(count, &reports);
-    let rate = count as f64 / seconds / 1e6;
-    println!(
-        "to the GPU: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
-    );
-}
-
-#[test]
-fn soak_to_the_host() {
-    let Some(session) = session() else { return };
-    let count = (from_env("GDRCOPY_SOAK_MESSAGES", 100_000_000_u64) / 50).next_multiple_of(8).max(8);
-    let module = module();
-    let (sender, mut receiver) =
-        builder().lines_to_host(1 << 12).kernel_limit(Duration::from_secs(600)).open(&session).unwrap();
-    let stream = launch(&module, c"source", 1, &sender.device(), &[count], || sender.kernel_has_started());
-    let started = Instant::now();
-    for number in 0..count {
-        let found = receiver.recv_line(PATIENCE).unwrap();
-        assert!(found == payload_of(number), "message {number}: {found:x?}");
-    }
-    let rate = count as f64 / started.elapsed().as_secs_f64() / 1e6;
-    assert!(matches!(receiver.recv_line(PATIENCE), Err(ChannelError::KernelGone)), "one too many");
-    stream.finish(PATIENCE).unwrap();
-    println!(
-        "to the host: {count} messages, each checked, none lost, doubled, out of order or torn; {rate:.1} million a second"
-    );
-}
+// --- Messages ------------------------------------------------------------------------------------------------------------
 
 /// Messages of all lengths, many under way, over the end of the numbers' 32 bits, through small rings.
 #[test]
@@ -398,7 +295,7 @@ fn messages_of_every_length_come_back() {
     stream.finish(PATIENCE).unwrap();
 }
 
-// --- Ends and the newest value -------------------------------------------------------------------------------------------
+// --- Ends -------------------------------------------------------------------------------------------
 
 #[test]
 fn a_call_never_hangs() {
@@ -428,41 +325,4 @@ fn a_call_never_hangs() {
     forgotten.start(&module, 0);
     forgotten.finish();
     assert!(matches!(forgotten.mailbox.call(&1, PATIENCE), Err(ChannelError::KernelGone)));
-}
-
-fn watch<const WORDS: usize>(session: &Session, module: &Module, last: u64) {
-    let value = |number| -> [u32; WORDS] { std::array::from_fn(|n| word_of(number, n as u32)) };
-    // The channel goes first, which ends the kernel.
-    let reports = Reports::new(1);
-    let mut latest = Latest::starting_at(session, Some(0), &value(0), u32::MAX - 1000).unwrap();
-    let (sender, _receiver) = builder().open(session).unwrap();
-    let more = [&latest.device().to_words()[..], &[last, reports.addr()]].concat();
-    let stream = launch(module, c"watch", 1, &sender.device(), &more, || sender.kernel_has_started());
-    let started = Instant::now();
-    for number in 1..=last {
-        latest.set(&value(number)).unwrap();
-        // One time in 64 it stays long enough to be looked at.
-        if number % 64 == 0 {
-            let since = Instant::now();
-            while since.elapsed() < Duration::from_micros(10) {}
-        }
-    }
-    let seconds = started.elapsed().as_secs_f64();
-    stream.finish(PATIENCE).unwrap();
-    let [state, seen, mixed, backward, newest] = std::array::from_fn(|word| reports.get(0, word));
-    println!(
-        "{} B, {last} values set in {seconds:.2} s: {seen} seen, {mixed} mixed, {backward} out of order",
-        4 * WORDS
-    );
-    assert_eq!((state, mixed, backward, newest), (2, 0, 0, last));
-    assert!(seen > last / 200, "a kernel saw {seen} of {last} values");
-}
-
-#[test]
-fn the_newest_value_is_never_a_mix() {
-    let Some(session) = session() else { return };
-    let module = module();
-    watch::<12>(&session, &module, 5_000_000);
-    watch::<60>(&session, &module, 2_000_000);
-    watch::<768>(&session, &module, 200_000);
 }
