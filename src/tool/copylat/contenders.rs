@@ -15,7 +15,7 @@ use crate::tool::rig::Rig;
 use crate::{ParallelCopier, ParallelCopierBuilder};
 
 /// The largest size that the automatic path measures for itself.
-const AUTO_LARGEST: usize = 4 << 20;
+const AUTO_LARGEST: usize = 64 << 20;
 
 /// Methods that can be measured here.
 #[derive(Debug)]

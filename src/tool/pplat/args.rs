@@ -67,7 +67,7 @@ pub(super) struct Args {
     #[arg(short = 'T', value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=992))]
     threads: u32,
 
-    /// How messages come: flag, data (then a flag), packets, channel [default: all]
+    /// Messages: flag, data (then a flag), packets, channel [default: all]
     ///
     /// A channel has one warp, and answers in host memory: -B, -T and -C are not for it. Of -G and
     /// -D, its ring goes by -G.

@@ -8,6 +8,7 @@ use super::args::Plan;
 use super::message::{Letter, Memory};
 use super::timing::Rounds;
 use crate::channel::{ChannelBuilder, ChannelError, LINE_PAYLOAD, Receiver, Sender};
+use crate::copy::fence;
 use crate::error::Error;
 use crate::session::Session;
 use crate::sys::num::u64_of;
@@ -126,6 +127,8 @@ impl<'a> Line<'a> {
             self.look_round(*since.get_or_insert_with(Instant::now))?;
             sent += self.sender.try_send_lines(&self.message[sent..]).map_err(|error| self.failed(error))?;
         }
+        // Nothing else is stored until the answer is there, so nothing else would see the last line off.
+        fence::store();
         Ok(())
     }
 
