@@ -90,7 +90,7 @@ fn the_output_of_a_default_run() {
     }
     assert!(rows.next().unwrap().starts_with("(host "));
     assert!(rows.next().unwrap().is_empty() && rows.next().unwrap().contains("too few rounds"));
-    assert!(rows.next().unwrap().starts_with("channel: bytes of a message/its answer"));
+    assert!(rows.next().unwrap().starts_with("channel: bytes of message/answer"));
     assert!(!all.contains("% less") && !all.contains("% more"), "an emulated GPU has no verdict");
 }
 

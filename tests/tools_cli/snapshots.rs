@@ -123,7 +123,7 @@ fn copylat() {
     assert_json("copylat.json", COPYLAT, &[&counts[..], &["--sizes", "64"]].concat());
     // A number of threads that every machine has.
     let methods = ["--methods", "all", "--threads", "1", "--stand-in", "--no-echo"];
-    let all = [&counts[..], &methods, &["--sizes", "64,4K"]].concat();
+    let all = [&["-w", "100", "-r", "40"][..], &methods, &["--sizes", "64,4K"]].concat();
     assert_text("copylat-methods.txt", COPYLAT, &all);
     assert_json("copylat-methods.json", COPYLAT, &all);
     assert_text("copylat-methods-cold.txt", COPYLAT, &[&all[..], &["-C"]].concat());

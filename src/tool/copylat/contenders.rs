@@ -2,6 +2,7 @@
 //! starts threads.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use super::TOOL;
 use super::args::{MethodFlag, Plan};
@@ -16,6 +17,9 @@ use crate::{ParallelCopier, ParallelCopierBuilder};
 
 /// The largest size that the automatic path measures for itself.
 const AUTO_LARGEST: usize = 64 << 20;
+
+/// For an answer of CPU threads, which may wait long for a CPU.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Methods that can be measured here.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ impl Starter {
         if !rig.is_emulated() {
             return Self { options, away: None };
         }
-        Self { options: options.cpu_stand_in(), away: cpu::allowed().map(Away) }
+        Self { options: options.cpu_stand_in().deadline(PATIENCE), away: cpu::allowed().map(Away) }
     }
 
     /// Starts the agent on the buffer of `rig`.
