@@ -73,13 +73,14 @@ fn the_output_of_a_default_run() {
         "Rows exactly 20 rounds; 1 x 32 threads; data compared by the GPU",
         "",
         "*** EMULATED GPU: host memory stands in for it. These figures say nothing about a GPU. ***",
-        "Round trips: a message from CPU to GPU, 4 bytes back",
+        "Round trips: a message from CPU to GPU, 4 bytes back (through a channel: sizes of both)",
     ];
     assert_eq!(head, wanted);
     let mut rows = rest.lines().skip(2);
     let mut wanted = vec![("flag", "4")];
     wanted.extend(["16", "64", "512", "4Ki"].map(|size| ("packets", size)));
     wanted.extend(["4", "64", "512", "4Ki"].map(|size| ("data+flag", size)));
+    wanted.extend(["48/48", "512/4"].map(|size| ("channel", size)));
     for (mode, size) in wanted {
         for place in ["gpumem", "hostmem"] {
             let row: Vec<&str> = rows.next().unwrap().split_whitespace().collect();
@@ -88,7 +89,8 @@ fn the_output_of_a_default_run() {
         }
     }
     assert!(rows.next().unwrap().starts_with("(host "));
-    assert!(rows.any(|line| line.contains("too few rounds")));
+    assert!(rows.next().unwrap().is_empty() && rows.next().unwrap().contains("too few rounds"));
+    assert!(rows.next().unwrap().starts_with("channel: bytes of message/answer"));
     assert!(!all.contains("% less") && !all.contains("% more"), "an emulated GPU has no verdict");
 }
 
@@ -98,7 +100,7 @@ fn json_follows_schema_1() {
     assert_eq!((&report["schema"], &report["tool"]), (&Value::from(1), &Value::from("gdrcopy_pplat")));
     assert!(report["hiccups"]["p50_ns"].as_f64().unwrap() > 0.0);
     let results = report["results"].as_array().unwrap();
-    assert_eq!(results.len(), 2 * (1 + 2 + 2));
+    assert_eq!(results.len(), 2 * (1 + 2 + 2 + 2));
     for entry in results {
         assert_eq!(entry["metric"], "rtt");
         assert_eq!((&entry["verified"], &entry["wrong_messages"]), (&Value::from(true), &Value::from(0)));
@@ -111,7 +113,50 @@ fn json_follows_schema_1() {
     let methods: Vec<&str> = results.iter().map(|entry| entry["method"].as_str().unwrap()).collect();
     assert!(methods.chunks(2).all(|pair| pair == ["bar1", "host_flag"]), "{methods:?}");
     let packets = results.iter().find(|entry| entry["mode"] == "packets" && entry["payload_bytes"] == 512).unwrap();
-    assert_eq!(packets["data_bytes"], 384);
+    assert_eq!((&packets["data_bytes"], &packets["answer_bytes"]), (&Value::from(384), &Value::from(4)));
+}
+
+#[test]
+fn a_channel_is_measured_with_its_ring_in_either_memory() {
+    let report = report(&["-t", "50", "-m", "channel"]);
+    let results = report["results"].as_array().unwrap();
+    let facts =
+        ["mode", "method", "payload_bytes", "data_bytes", "answer_bytes", "blocks", "threads", "flag_in", "answer_in"];
+    let found: Vec<String> =
+        results.iter().map(|entry| facts.map(|fact| entry[fact].to_string()).join(" ").replace('"', "")).collect();
+    let wanted = [
+        "channel bar1 48 48 48 1 32 gpumem hostmem",
+        "channel host_flag 48 48 48 1 32 hostmem hostmem",
+        "channel bar1 512 512 4 1 32 gpumem hostmem",
+        "channel host_flag 512 512 4 1 32 hostmem hostmem",
+    ];
+    assert_eq!(found, wanted);
+    for entry in results {
+        assert_eq!((&entry["verified"], &entry["iterations"]), (&Value::from(true), &Value::from(50)), "{entry}");
+        assert!(entry["min_ns"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn rows_of_a_channel_end_with_the_time() {
+    let begin = std::time::Instant::now();
+    let report = report(&["--seconds", "1", "-m", "channel", "-s", "100"]);
+    let results = report["results"].as_array().unwrap();
+    assert!(results.len() == 2 && results.iter().all(|entry| entry["answer_bytes"] == 4), "{results:?}");
+    // Two rows and the host alone.
+    assert!((3..20).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_channel_that_does_not_fit_is_left_out_aloud() {
+    let output = pplat(&["-t", "20", "-B", "2", "-s", "64"]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stderr).contains("do not go through a channel: one warp receives"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert!(!text(&output.stdout).contains("channel: bytes"));
 }
 
 #[test]
@@ -119,8 +164,12 @@ fn csv_has_a_row_for_each_result() {
     let output = pplat(&["-t", "20", "-m", "flag", "--csv", "-"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let csv: Vec<&str> = text(&output.stdout).lines().collect();
-    assert!(csv[0].starts_with("mode,method,metric,payload_bytes,data_bytes,blocks,threads,"), "{}", csv[0]);
-    assert!(csv[1].starts_with("flag,bar1,rtt,4,4,1,32,") && csv[2].starts_with("flag,host_flag,rtt,4,4,1,32,"));
+    assert!(
+        csv[0].starts_with("mode,method,metric,payload_bytes,data_bytes,answer_bytes,blocks,threads,"),
+        "{}",
+        csv[0]
+    );
+    assert!(csv[1].starts_with("flag,bar1,rtt,4,4,4,1,32,") && csv[2].starts_with("flag,host_flag,rtt,4,4,4,1,32,"));
     assert_eq!(csv.len(), 3);
 }
 
@@ -150,7 +199,7 @@ fn the_load_is_passed_over_aloud_without_a_gpu() {
 
 #[test]
 fn nonsense_is_refused_in_one_line() {
-    let table: [(&[&str], i32, &str); 13] = [
+    let table: [(&[&str], i32, &str); 15] = [
         (&["-x"], 2, "-x"),
         (&["extra"], 2, "extra"),
         (&["-t", "0"], 2, "1..="),
@@ -158,7 +207,9 @@ fn nonsense_is_refused_in_one_line() {
         (&["-t", "5", "--seconds", "5"], 2, "cannot be used with"),
         (&["-T", "1024"], 2, "1..=992"),
         (&["-B", "0"], 2, "1..=65536"),
-        (&["-m", "both"], 2, "flag, data, packets"),
+        (&["-m", "both"], 2, "flag, data, packets, channel"),
+        (&["-m", "channel", "-B", "8"], 2, "leave out -B"),
+        (&["-m", "channel", "-s", "64K"], 2, "16 KiB at most"),
         (&["-G", "bar1"], 2, "gpumem, hostmem"),
         (&["-s", "1G"], 2, "256 MiB is the most"),
         (&["--json", "-", "--plot", "-"], 2, "name a file"),
@@ -177,7 +228,14 @@ fn a_picture_has_a_panel_for_medians_and_one_for_tails() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let svg = text(&output.stdout);
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-    for wanted in ["Median", "99th percentile", "packets, polled in host memory", "say nothing about a GPU", "512 B"] {
+    for wanted in [
+        "Median",
+        "99th percentile",
+        "packets, polled in host memory",
+        "channel, its ring in GPU memory",
+        "say nothing about a GPU",
+        "512 B",
+    ] {
         assert!(svg.contains(wanted), "{wanted}");
     }
 }

@@ -8,8 +8,8 @@
 //! - [`measure`]: the two timed loops (back to back, one by one)
 //! - [`ab`]: several ways of doing one thing, compared in interleaved blocks
 //! - [`method`], [`bench`], [`series`]: the ways of copying, the measurement of one row, a table of them
-//! - [`report`], [`table`], [`plot`], [`output`]: one set of results, its forms, and where they go; [`verdict`]: what they
-//!   amount to
+//! - [`report`], [`table`], [`plot`], [`output`]: one set of results, its forms, and where they go; [`verdict`] and
+//!   [`quickest`]: what they amount to
 //! - [`host`], [`cpu`]: what the figures were measured on, and keeping the thread there
 //! - [`flags`], [`fail`]: reading the command line, and the one line a person sees when it cannot be done;
 //!   [`interrupt`]: Ctrl-C
@@ -42,6 +42,7 @@ pub mod outputs;
 pub mod pattern;
 pub mod plot;
 pub mod pplat;
+pub mod quickest;
 pub mod report;
 pub mod rig;
 pub mod sanity;

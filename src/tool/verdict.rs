@@ -1,5 +1,7 @@
 //! What the figures amount to, in words: where BAR1 stops winning.
 
+use std::collections::BTreeSet;
+
 use super::flags::{Binary, size_in_words};
 use super::method::{Bar1, CudaMemcpy};
 use super::num::{f64_of, u64_of_f64};
@@ -13,10 +15,7 @@ const LARGE_READ: u64 = 1 << 20;
 #[must_use]
 pub fn crossovers(results: &[Entry]) -> Vec<String> {
     let Some(first) = results.first() else { return Vec::new() };
-    let basis = match first.metric {
-        Metric::Sustained => "time per call, back to back",
-        _ => "median of single copies; writes until drained",
-    };
+    let basis = basis(first);
     let rivals = [(CudaMemcpy::PINNED, "page-locked"), (CudaMemcpy::PAGEABLE, "pageable")];
     let sentences: Vec<String> = rivals
         .into_iter()
@@ -34,24 +33,43 @@ pub fn crossovers(results: &[Entry]) -> Vec<String> {
     std::iter::once(format!("BAR1 against cuMemcpy on this machine ({basis}):")).chain(sentences).collect()
 }
 
+/// What a run's typical figures are, in words.
+pub(super) fn basis(first: &Entry) -> &'static str {
+    match first.metric {
+        Metric::Sustained => "time per call, back to back",
+        _ => "median of single copies; writes until drained",
+    }
+}
+
 /// Size and both typical times.
-type Pair = (u64, f64, f64);
+pub(super) type Pair = (u64, f64, f64);
+
+/// The one figure of a method at a size: back to back where that was measured; else a single write counts when it has
+/// drained.
+pub(super) fn typical(
+    results: &[Entry],
+    (direction, offset, bytes): (Direction, u64, u64),
+    label: &str,
+) -> Option<f64> {
+    let mut entries = results.iter().filter(|entry| {
+        (entry.direction, entry.offset, entry.bytes) == (direction, offset, bytes) && entry.label() == label
+    });
+    let first = entries.next()?;
+    let entry = if first.metric == Metric::Sustained { first } else { entries.next_back().unwrap_or(first) };
+    Some(entry.figures.typical_ns())
+}
+
+/// All sizes, smallest first.
+pub(super) fn sizes(results: &[Entry]) -> Vec<u64> {
+    let sizes: BTreeSet<u64> = results.iter().map(|entry| entry.bytes).collect();
+    sizes.into_iter().collect()
+}
 
 /// What both measured, smallest size first.
 fn pairs(results: &[Entry], direction: Direction, offset: u64, rival: &str) -> Vec<Pair> {
-    let of = |method: &str, bytes: u64| {
-        let mut entries = results.iter().filter(|entry| {
-            (entry.direction, entry.method, entry.offset, entry.bytes) == (direction, method, offset, bytes)
-        });
-        // Back to back where that was measured; a single write counts when it has drained.
-        let first = entries.next()?;
-        let entry = if first.metric == Metric::Sustained { first } else { entries.next_back().unwrap_or(first) };
-        Some(entry.figures.typical_ns())
-    };
-    let mut sizes: Vec<u64> = results.iter().map(|entry| entry.bytes).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes.into_iter().filter_map(|bytes| Some((bytes, of(Bar1::NAME, bytes)?, of(rival, bytes)?))).collect()
+    let of = |method: &str, bytes: u64| typical(results, (direction, offset, bytes), method);
+    let sizes = sizes(results).into_iter();
+    sizes.filter_map(|bytes| Some((bytes, of(Bar1::NAME, bytes)?, of(rival, bytes)?))).collect()
 }
 
 fn sentence(pairs: &[Pair]) -> Option<String> {
@@ -76,14 +94,14 @@ fn sentence(pairs: &[Pair]) -> Option<String> {
 
 /// The size at which both would take as long, on straight lines between the two sizes measured. It lies between them:
 /// the first is won, the second lost.
-fn crossing(won: Pair, lost: Pair) -> f64 {
+pub(super) fn crossing(won: Pair, lost: Pair) -> f64 {
     let (lead, deficit) = ((won.2 - won.1).max(0.0), lost.1 - lost.2);
     let (from, to) = (f64_of(won.0), f64_of(lost.0));
     from + (to - from) * lead / (lead + deficit)
 }
 
 /// Two or three digits: `7.4 KiB`, `190 KiB`, `12 B`.
-fn approximate(bytes: f64) -> String {
+pub(super) fn approximate(bytes: f64) -> String {
     let (value, unit) = match bytes {
         b if b < 1024.0 => (b, "B"),
         b if b < 1024.0 * 1024.0 => (b / 1024.0, "KiB"),

@@ -164,6 +164,59 @@ fn the_comparison_is_passed_over_aloud_without_a_gpu() {
 }
 
 #[test]
+fn every_method_is_measured_and_verified() {
+    let small = ["--sizes", "1,100,4K", "--offsets", "0,63", "-w", "50", "-r", "50"];
+    let output =
+        COPYLAT.run(&[&small[..], &["--methods", "parallel,agent,auto", "--stand-in", "--json", "-"]].concat());
+    let report = report(&output);
+    let kinds: BTreeSet<(&str, &str)> = results(&report)
+        .iter()
+        .map(|entry| (entry["method"].as_str().unwrap(), entry["metric"].as_str().unwrap()))
+        .collect();
+    let of = |method| [(method, "single"), (method, "sustained")];
+    // Of a call that waits for the GPU there is but one figure.
+    let wanted = [("agent", "single"), ("agent_pinned", "single")].into_iter().chain(of("auto")).chain(of("parallel"));
+    assert_eq!(kinds, wanted.collect());
+    assert_eq!(results(&report).len(), 2 * 6 * 6, "directions, places, kinds");
+    for entry in results(&report) {
+        assert_eq!((&entry["verified"], &entry["iterations"]), (&Value::from(true), &Value::from(50)), "{entry}");
+    }
+    let stderr = text(&output.stderr);
+    for what in ["Agent     two CPU threads stand in", "side by side", "The quickest method", "It used "] {
+        assert!(stderr.contains(what), "{what}: {stderr}");
+    }
+}
+
+#[test]
+fn what_an_emulated_gpu_cannot_do_is_passed_over_aloud() {
+    let output = COPYLAT.small(&["--methods", "agent,bar1", "--json", "-"]);
+    assert!(results(&report(&output)).iter().all(|entry| entry["method"] != "agent"));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("the agent is passed over: ") && stderr.contains("--stand-in"), "{stderr}");
+
+    // The automatic path does without it, and without cuMemcpy nothing is left of this.
+    assert_ok(&COPYLAT.small(&["--methods", "auto"]));
+    for methods in ["agent", "cuda", "agent,cuda"] {
+        let output = COPYLAT.small(&["--methods", methods]);
+        let stderr = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{stderr}");
+        assert!(stderr.lines().last().unwrap().contains("none of the methods asked for can be measured"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_picture_shows_every_method() {
+    let args = ["--methods", "all", "--stand-in", "--threads", "1", "--plot", "-"];
+    let output = COPYLAT.small(&args);
+    assert_ok(&output);
+    for name in
+        ["agent, any host memory", "agent, page-locked", "auto, any host memory", "BAR1, 1 thread (mean)", "posted"]
+    {
+        assert!(text(&output.stdout).contains(name), "{name}");
+    }
+}
+
+#[test]
 fn a_kernel_or_what_plays_its_part_says_when_it_sees_a_write() {
     let output = COPYLAT.run(&["--sizes", "1,4K", "--offsets", "0,63", "-w", "100", "-r", "0", "--json", "-"]);
     let report = report(&output);

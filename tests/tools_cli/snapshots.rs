@@ -27,6 +27,10 @@ fn masked(text: &str) -> String {
         if ["sustained", "issue", "drained", "single", "visible"].contains(&first) {
             is_timed = first == "visible";
         }
+        // Which method is the quickest at which size differs from run to run.
+        if line.starts_with("    ") && line.contains(" up to ") {
+            continue;
+        }
         if words.contains(&"size") || first == "Size(B)" {
             titles = words.clone();
         }
@@ -35,6 +39,11 @@ fn masked(text: &str) -> String {
             "CPU" | "Clock" | "Hiccups" => format!("{first} .."),
             "Mapping" => line.split_once("routine ").map_or(line, |(rest, _)| rest).to_owned() + "routine ..",
             _ if first.starts_with("gdrcopy_") => format!("{first} .."),
+            _ if line.starts_with("  ") && (line.contains(" memory: ") || line.contains(", auto: ")) => {
+                let (what, _) = line.split_once(": ").unwrap();
+                format!("{}: ..", what.replace("any or page-locked", "any"))
+            }
+            "It" if words[1] == "used" => "It used ..".to_owned(),
             "less" => "less # ns for the answer's way ..".to_owned(),
             _ if is_row => row(&words, &titles, is_timed),
             _ => words.join(" "),
@@ -112,6 +121,12 @@ fn copylat() {
     let offsets = ["--sizes", "7,64", "--offsets", "0,63", "--no-echo"];
     assert_text("copylat-offsets.txt", COPYLAT, &[&counts[..], &offsets].concat());
     assert_json("copylat.json", COPYLAT, &[&counts[..], &["--sizes", "64"]].concat());
+    // A number of threads that every machine has.
+    let methods = ["--methods", "all", "--threads", "1", "--stand-in", "--no-echo"];
+    let all = [&["-w", "100", "-r", "40"][..], &methods, &["--sizes", "64,4K"]].concat();
+    assert_text("copylat-methods.txt", COPYLAT, &all);
+    assert_json("copylat-methods.json", COPYLAT, &all);
+    assert_text("copylat-methods-cold.txt", COPYLAT, &[&all[..], &["-C"]].concat());
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Shape {
 
 /// Word `index` of the data of message `number`: no two messages in a row share one.
 #[must_use]
-fn word_of(number: u32, index: u32) -> u32 {
+pub fn word_of(number: u32, index: u32) -> u32 {
     number.wrapping_mul(0x9e37_79b1).wrapping_add(index.wrapping_mul(0x85eb_ca6b))
 }
 

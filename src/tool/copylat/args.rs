@@ -56,6 +56,36 @@ pub(super) struct Args {
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(super) compare: Option<Compare>,
 
+    /// Ways of copying: bar1,parallel,agent,auto,cuda or all [default: bar1]
+    ///
+    /// bar1: one thread's loads and stores. parallel: those of several threads. agent: a
+    /// block of threads that stays on the GPU, with any host memory and with page-locked
+    /// memory. auto: whichever of these and cuMemcpy the library finds to be the quickest
+    /// for a size. cuda: as -c.
+    /// A call of the agent returns when the GPU has answered, so there is no figure for
+    /// calls back to back. Its kernel is on the GPU only while its own tables are measured.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_enum,
+        value_delimiter = ',',
+        hide_possible_values = true,
+        verbatim_doc_comment
+    )]
+    methods: Vec<MethodFlag>,
+
+    /// Threads of method parallel, this one included: 4 or 1,2,4,8 [default: 8]
+    ///
+    /// By default two of them write. Each number given is measured, and all of its threads write.
+    #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
+    threads: Option<Values>,
+
+    /// On an emulated GPU, let CPU threads play the agent's kernel
+    ///
+    /// Otherwise methods agent and auto do without it there.
+    #[arg(long)]
+    stand_in: bool,
+
     /// Sizes of the copies: 64,4K or 1-1M (doubling) or 1-256:1 (by ones)
     #[arg(long, value_name = "LIST|A-B", value_parser = flags::sizes)]
     pub(super) sizes: Option<Values>,
@@ -72,7 +102,7 @@ pub(super) struct Args {
     ///
     /// Sizes from 64 bytes up to -s, 4 MiB by default. GDRCOPY_POLICY=FILE puts it in force.
     #[arg(long, value_name = "FILE|-", conflicts_with_all = [
-        "writes", "reads", "cuda", "cold", "compare", "copy", "sizes", "offsets", "no_verify", "no_echo", "allocator", "mapping_type", "json", "csv", "plot",
+        "writes", "reads", "cuda", "cold", "compare", "methods", "threads", "stand_in", "copy", "sizes", "offsets", "no_verify", "no_echo", "allocator", "mapping_type", "json", "csv", "plot",
     ])]
     pub(super) calibrate: Option<PathBuf>,
 
@@ -94,6 +124,27 @@ pub(super) enum Compare {
     Cuda,
 }
 
+/// Methods as `--methods` takes them.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MethodFlag {
+    /// One thread's loads and stores.
+    Bar1,
+    /// Those of several threads.
+    Parallel,
+    /// A block of threads that stays on the GPU.
+    Agent,
+    /// Whatever is quickest.
+    Auto,
+    /// Synchronous cuMemcpy.
+    Cuda,
+    /// Every one of them.
+    All,
+}
+
+impl MethodFlag {
+    const EACH: [Self; 5] = [Self::Bar1, Self::Parallel, Self::Agent, Self::Auto, Self::Cuda];
+}
+
 /// What to measure.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
@@ -103,8 +154,12 @@ pub(super) struct Plan {
     pub(super) places: Vec<(usize, usize)>,
     /// The offset varies, or is not 0.
     pub(super) has_offsets: bool,
-    /// Compare with cuMemcpy.
-    pub(super) cuda: bool,
+    /// What copies; never `All`.
+    pub(super) methods: Vec<MethodFlag>,
+    /// Numbers of threads for parallel copies; none for the library's own.
+    pub(super) threads: Vec<usize>,
+    /// The agent's kernel may be played.
+    pub(super) stand_in: bool,
     /// How each row is measured.
     pub(super) terms: Terms,
 }
@@ -151,9 +206,24 @@ impl Plan {
             buffer: usize_of(args.buffer.unwrap_or_else(|| end.max(DEFAULT_BUFFER))),
             places: places.collect(),
             has_offsets: offsets.0 != [0],
-            cuda: args.cuda || args.compare == Some(Compare::Cuda),
+            methods: args.methods(),
+            threads: args.threads.iter().flat_map(|list| &list.0).map(|&threads| usize_of(threads)).collect(),
+            stand_in: args.stand_in,
             terms,
         })
+    }
+}
+
+impl Args {
+    /// Each method once.
+    fn methods(&self) -> Vec<MethodFlag> {
+        let is_named = |method| match method {
+            MethodFlag::Bar1 if self.methods.is_empty() => true,
+            MethodFlag::Parallel if self.threads.is_some() => true,
+            MethodFlag::Cuda if self.cuda || self.compare == Some(Compare::Cuda) => true,
+            method => self.methods.contains(&method) || self.methods.contains(&MethodFlag::All),
+        };
+        MethodFlag::EACH.into_iter().filter(|&method| is_named(method)).collect()
     }
 }
 
@@ -185,7 +255,8 @@ mod tests {
     fn upstream_defaults() {
         let plan = plan("").unwrap();
         assert_eq!((plan.buffer, plan.places.len(), plan.terms.largest), (16 << 20, 25, 16 << 20));
-        assert!(!plan.has_offsets && !plan.cuda && plan.terms.loops == Loops::All && plan.terms.verify);
+        assert_eq!(plan.methods, [MethodFlag::Bar1]);
+        assert!(!plan.has_offsets && plan.terms.loops == Loops::All && plan.terms.verify);
         let time = Duration::from_millis(75);
         assert!(matches!(plan.terms.amount(Direction::HostToDevice, time), Amount::UpTo(100_000, t) if t == time));
         assert!(matches!(plan.terms.amount(Direction::DeviceToHost, time), Amount::UpTo(10_000, _)));
@@ -195,9 +266,21 @@ mod tests {
     fn upstream_flags() {
         let plan = plan("-d 1 -a cuMemCreate -M wc -s 1000 -w 50 -r 0 -c -C").unwrap();
         assert_eq!((plan.buffer, plan.terms.largest), (1000, 512));
-        assert!(plan.cuda && plan.terms.loops == Loops::Cold);
+        assert_eq!(plan.methods, [MethodFlag::Bar1, MethodFlag::Cuda]);
+        assert!(plan.terms.loops == Loops::Cold);
         assert!(matches!(plan.terms.amount(Direction::HostToDevice, Duration::ZERO), Amount::Exactly(50)));
         assert_eq!(plan.terms.directions().collect::<Vec<_>>(), [Direction::HostToDevice]);
+    }
+
+    #[test]
+    fn methods_are_those_that_were_named() {
+        use MethodFlag::{Agent, Auto, Bar1, Cuda, Parallel};
+        let methods = |line| plan(line).unwrap().methods;
+        assert_eq!(methods("--methods agent,agent,bar1"), [Bar1, Agent]);
+        assert_eq!(methods("--methods agent -c"), [Agent, Cuda], "only what was named, and what -c adds");
+        assert_eq!(methods("--methods all"), [Bar1, Parallel, Agent, Auto, Cuda]);
+        assert_eq!(methods("--threads 2,4 --compare cuda"), [Bar1, Parallel, Cuda]);
+        assert_eq!(plan("--threads 2,4").unwrap().threads, [2, 4]);
     }
 
     #[test]
@@ -248,6 +331,9 @@ mod tests {
             ("-a malloc", "buffer, cuMemAlloc, cuMemCreate"),
             ("-M uc", "[possible values: "),
             ("--compare hip", "[possible values: "),
+            ("--methods bar1,dma", "[possible values: bar1, parallel, agent, auto, cuda, all]"),
+            ("--methods", "a value is required"),
+            ("--threads 0", "at least 1"),
             ("-s 99999999999G", "64 bits"),
             ("-w x", "invalid"),
             ("-d -1", "unexpected"),

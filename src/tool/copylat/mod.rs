@@ -1,27 +1,30 @@
 //! `gdrcopy_copylat`: how long a copy takes, by size, direction and method.
 //!
-//! `args` turns the command line into a plan; here the tables that it asks for are put in order.
+//! `args` turns the command line into a plan, `contenders` finds what of it can be measured here, `tables` measures.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use self::args::{Args, Plan};
+use self::args::{Args, MethodFlag, Plan};
+use self::contenders::Contenders;
+use self::tables::Subject;
 use self::visible::Listener;
-use super::bench::{Bench, Loops, arena_bytes, host_memory};
+use super::bench::{Bench, Loops};
 use super::fail::{self, Failure};
 use super::measure::Sampler;
-use super::method::{Bar1, CudaMemcpy, HostSide, Method, Posted};
+use super::method::Method;
 use super::plot;
-use super::report::{Direction, Entry, Report};
-use super::rig::{self, Rig};
+use super::quickest;
+use super::report::{Direction, Report};
+use super::rig::{self, BANNER, Rig};
 use super::series::{RUN, Series, hiccups, row_time};
 use super::table::Times;
 use super::verdict;
-use crate::cuda::PinnedHost;
-use crate::mapping::Mapping;
 
 mod args;
 mod calibrate;
+mod contenders;
+mod tables;
 mod visible;
 
 const TOOL: &str = "gdrcopy_copylat";
@@ -41,7 +44,11 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rig = Rig::new(TOOL, &args.common, plan.buffer)?;
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = rig::map(&pinned, args.common.mapping_type)?;
+    // Whatever starts threads comes before this one is kept on its CPU.
+    rig::approach(&args.common, &rig.gpu);
+    let contenders = Contenders::new(&plan, &rig)?;
     let wants_echo = !args.no_echo
+        && contenders.bar1
         && plan.terms.loops == Loops::All
         && plan.terms.directions().any(|direction| direction == Direction::HostToDevice);
     let listener = wants_echo.then(|| Listener::new(&rig)).and_then(|listener| {
@@ -51,14 +58,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     let (host, clock) = rig.settle(&args.common, &mapping)?;
     let mut report = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
 
-    let with_cuda = plan.cuda && !rig.is_emulated();
-    if plan.cuda && !with_cuda {
-        fail::say(TOOL, "-c is passed over: an emulated GPU has no cuMemcpy to compare with");
-    }
     // Writes can also be posted, and be answered.
-    let of_writes = 1 + usize::from(listener.is_some());
+    let of_writes = if contenders.bar1 { 1 + usize::from(listener.is_some()) } else { 0 };
     let more = |direction| if direction == Direction::HostToDevice { of_writes } else { 0 };
-    let tables = |direction| 1 + more(direction) + 2 * usize::from(with_cuda);
+    let tables = |direction| contenders.tables_per_direction() + more(direction);
     let rows = plan.places.len() * plan.terms.directions().map(tables).sum::<usize>();
 
     let mut sampler = Sampler::new(&clock, RUN);
@@ -66,6 +69,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     report.hiccups = Some(hiccups);
     let mut header = report.header();
     header.push(hiccups_line);
+    header.extend(contenders.in_words());
     header.push(format!("Rows      {}", plan.terms.in_words(row_time(rows))));
     header.extend(plan.columns_in_words(listener.is_some()).iter().map(|text| format!("Columns   {text}")));
     header.iter().try_for_each(|line| sinks.screen.line(line))?;
@@ -75,9 +79,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     let outcome = {
         let series =
             Series { screen: &sinks.screen, places: &plan.places, rows_left: rows, is_emulated: rig.is_emulated() };
-        let locked = with_cuda.then(|| PinnedHost::new(args.common.device, arena_bytes(plan.terms.largest)));
-        let subject = Subject { plan: &plan, rig: &rig, mapping: &mapping, listener: listener.as_ref() };
-        measure(&subject, series, locked.transpose()?, &mut bench, &mut report.results)
+        let listener = listener.as_ref();
+        let subject = Subject { plan: &plan, rig: &rig, mapping: &mapping, listener, contenders: &contenders };
+        tables::measure(&subject, series, &mut bench, &mut report.results)
     };
     report.settle(outcome)?;
     if !report.partial {
@@ -90,46 +94,13 @@ fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is measured, and on what.
-struct Subject<'a> {
-    plan: &'a Plan,
-    rig: &'a Rig,
-    mapping: &'a Mapping<'a>,
-    listener: Option<&'a Listener>,
-}
-
-/// All tables. `locked` is there if `cuMemcpy` is to be timed, too.
-fn measure(
-    subject: &Subject<'_>,
-    mut series: Series<'_>,
-    mut locked: Option<PinnedHost>,
-    bench: &mut Bench<'_>,
-    results: &mut Vec<Entry>,
-) -> Result<(), Failure> {
-    let Subject { plan, rig, mapping, listener } = *subject;
-    let mut arena = host_memory(arena_bytes(plan.terms.largest))?;
-    for direction in plan.terms.directions() {
-        let bar1 = Bar1(mapping);
-        series.table(bench, (&bar1, direction), &plan.table(bar1.singles(direction)), &mut arena, results)?;
-        if direction == Direction::HostToDevice {
-            let posted = Posted(mapping);
-            series.table(bench, (&posted, direction), &plan.table(posted.singles(direction)), &mut arena, results)?;
-            if let Some(listener) = listener {
-                visible::table((plan, rig, listener), mapping, &mut series, bench, &mut arena, results)?;
-            }
-        }
-        let Some(locked) = &mut locked else { continue };
-        for (host, arena) in [(HostSide::PageLocked, locked.as_mut_slice()), (HostSide::Pageable, &mut arena)] {
-            let rival = CudaMemcpy::new(&rig.buffer, host)?;
-            series.table(bench, (&rival, direction), &plan.table(rival.singles(direction)), arena, results)?;
-        }
-    }
-    Ok(())
-}
-
 impl Plan {
-    fn table<'a>(&self, singles: &'a [super::report::Metric]) -> Times<'a> {
-        Times { offsets: self.has_offsets, sustained: self.terms.loops != Loops::Cold, singles }
+    fn table<M: Method>(&self, method: &M, direction: Direction) -> Times<'static> {
+        Times {
+            offsets: self.has_offsets,
+            sustained: self.terms.loops != Loops::Cold && method.sustains(),
+            singles: method.singles(direction),
+        }
     }
 
     /// What the columns say.
@@ -139,7 +110,9 @@ impl Plan {
             Loops::Cold => "all one at a time, caches cold",
             _ => "sustained: back to back, time over calls; the others: one at a time",
         });
-        if self.terms.directions().any(|direction| direction == Direction::HostToDevice) {
+        if self.methods.contains(&MethodFlag::Bar1)
+            && self.terms.directions().any(|direction| direction == Direction::HostToDevice)
+        {
             lines.push("issue: until the call returns; drained: until MFENCE finds the core's buffers empty");
         }
         if has_echo {
@@ -151,12 +124,29 @@ impl Plan {
 
 /// What is said below the tables.
 fn closing(report: &Report, bench: &Bench<'_>, is_emulated: bool) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    lines.extend(verdict::crossovers(&report.results));
-    if !is_emulated {
-        lines.extend(verdict::advice(&report.results));
+    let results = &report.results;
+    let mut lines = Vec::new();
+    if quickest::is_due(results) {
+        for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
+            let table = quickest::table(results, direction);
+            if table.is_empty() {
+                continue;
+            }
+            lines.push(String::new());
+            lines.extend(is_emulated.then(|| BANNER.to_owned()));
+            lines.push(format!("{}, side by side: {}", direction.in_words(), quickest::describe(results)));
+            lines.extend(table);
+        }
+        lines.push(String::new());
+        lines.extend(quickest::in_words(results));
+    } else {
+        lines.push(String::new());
+        lines.extend(verdict::crossovers(results));
     }
-    if report.results.iter().any(|entry| entry.figures.iterations < 1000) {
+    if !is_emulated {
+        lines.extend(verdict::advice(results));
+    }
+    if results.iter().any(|entry| entry.figures.iterations < 1000) {
         lines.push(
             "-: too few samples for that percentile (p99 takes 100, p99.9 takes 1000: see -w and -r).".to_owned(),
         );

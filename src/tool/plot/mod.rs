@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::fail::Failure;
-use super::method::{Bar1, CudaMemcpy, Parallel, Posted};
+use super::method::{Agent, AgentPinned, Auto, Bar1, CudaMemcpy, Parallel, Posted};
 use super::num::f64_of;
 use super::report::{Direction, Entry, Metric, Record, Report};
 use super::rig::BANNER;
@@ -76,8 +76,8 @@ pub fn titles<R: Record>(report: &Report<R>) -> (String, Vec<String>) {
     (title, subtitles)
 }
 
-/// The curves of a picture of copies, in the order of the legend.
-const CURVES: [(&str, Metric, &str); 7] = [
+/// The curves of a picture of copies, in the order of the legend. Those of several threads come last.
+const CURVES: [(&str, Metric, &str); 10] = [
     (Bar1::NAME, Metric::Sustained, "BAR1, a fence per call, back to back (mean)"),
     (Posted::NAME, Metric::Sustained, "BAR1 posted, one fence after many (mean)"),
     (CudaMemcpy::PINNED, Metric::Sustained, "cuMemcpy, page-locked host memory (mean)"),
@@ -85,6 +85,9 @@ const CURVES: [(&str, Metric, &str); 7] = [
     (Bar1::NAME, Metric::Drained, "BAR1, one write until drained (p50)"),
     (Bar1::NAME, Metric::GpuVisible, "BAR1, one write until a kernel sees it (p50)"),
     (Bar1::NAME, Metric::Single, "BAR1, one read (p50)"),
+    (Agent::NAME, Metric::Single, "agent, any host memory (p50)"),
+    (AgentPinned::NAME, Metric::Single, "agent, page-locked host memory (p50)"),
+    (Auto::NAME, Metric::Sustained, "auto, any host memory (mean)"),
 ];
 
 /// Copies: time and bandwidth in each direction, every method.
@@ -142,26 +145,35 @@ fn curves(results: &[Entry], direction: Direction, offset: u64, quantity: Quanti
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         points
     };
-    let has_sustained = results.iter().any(|entry| entry.metric == Metric::Sustained);
+    let is_sustained =
+        |method: &str| results.iter().any(|entry| (entry.method, entry.metric) == (method, Metric::Sustained));
+    // Copies that were made one at a time only, caches cold, are drawn by those.
+    let typical = |method: &'static str, name: &str, style: usize, threads: Option<usize>| match is_sustained(method) {
+        true => Curve { name: name.to_owned(), style, points: of(method, Metric::Sustained, threads) },
+        false => {
+            let points = of(method, Metric::Single, threads);
+            Curve { name: name.replace("(mean)", "(p50)"), style, points }
+        }
+    };
     let single = CURVES
         .iter()
         .enumerate()
-        // A single read repeats the sustained curve; it stands in only where there is none. Single calls have no
+        // A single read repeats the sustained curve; it stands in only where there is none. Other single calls have no
         // bandwidth.
-        .filter(|(_, (_, metric, _))| match metric {
+        .filter(|(_, (method, metric, _))| match metric {
             Metric::Sustained => true,
-            Metric::Single => !has_sustained,
-            _ => quantity == Quantity::Time || !has_sustained,
+            Metric::Single => !is_sustained(method),
+            _ => quantity == Quantity::Time || !is_sustained(method),
         })
-        .map(|(style, (method, metric, name))| {
-            let points = of(method, *metric, None);
-            Curve { name: (*name).to_owned(), style, points }
+        .map(|(style, &(method, metric, name))| match (method, metric) {
+            (CudaMemcpy::PINNED | CudaMemcpy::PAGEABLE | Auto::NAME, _) => typical(method, name, style, None),
+            _ => Curve { name: name.to_owned(), style, points: of(method, metric, None) },
         });
     let threads: BTreeSet<usize> = results.iter().filter_map(|entry| entry.threads).collect();
-    let shared = threads.iter().enumerate().map(|(n, &threads)| Curve {
-        name: format!("BAR1, {threads} threads (mean)"),
-        style: CURVES.len() + n,
-        points: of(Parallel::NAME, Metric::Sustained, Some(threads)),
+    let shared = threads.iter().enumerate().map(|(n, &threads)| {
+        let plural = if threads == 1 { "" } else { "s" };
+        let name = format!("BAR1, {threads} thread{plural} (mean)");
+        typical(Parallel::NAME, &name, CURVES.len() + n, Some(threads))
     });
     single.chain(shared).filter(|curve| !curve.points.is_empty()).collect()
 }
@@ -207,6 +219,32 @@ mod tests {
     fn cold_copies_are_drawn_by_their_single_calls() {
         let svg = copies(&with(sweep(Direction::DeviceToHost, Bar1::NAME, Metric::Single))).unwrap();
         assert!(svg.contains("BAR1, one read (p50)") && !svg.contains("Host to device"));
+    }
+
+    #[test]
+    fn every_method_is_in_one_picture() {
+        let all = |sustained: Metric| {
+            let by = |method, metric| sweep(Direction::DeviceToHost, method, metric);
+            let mut results: Vec<Entry> =
+                [Bar1::NAME, CudaMemcpy::PINNED, CudaMemcpy::PAGEABLE, Auto::NAME, Parallel::NAME]
+                    .into_iter()
+                    .flat_map(|method| by(method, sustained))
+                    .chain(by(Agent::NAME, Metric::Single))
+                    .chain(by(AgentPinned::NAME, Metric::Single))
+                    .collect();
+            results.iter_mut().filter(|entry| entry.method == Parallel::NAME).for_each(|entry| entry.threads = Some(8));
+            copies(&with(results)).unwrap()
+        };
+        for (metric, statistic) in [(Metric::Sustained, "(mean)"), (Metric::Single, "(p50)")] {
+            let svg = all(metric);
+            for name in ["cuMemcpy, page-locked host memory", "auto, any host memory", "BAR1, 8 threads"] {
+                assert!(svg.contains(&format!("{name} {statistic}")), "{name} {statistic}");
+            }
+            for name in ["agent, any host memory (p50)", "agent, page-locked host memory (p50)"] {
+                // In the legend, once for all panels.
+                assert_eq!(svg.matches(name).count(), 1, "{name}");
+            }
+        }
     }
 
     #[test]

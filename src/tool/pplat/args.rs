@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
+use super::message::{Letter, MOST_LETTER, Memory, Row, WARP, Where};
 use crate::sys::num::{u64_of, usize_of};
 use crate::tool::answer::{Mode, PART, Shape};
 use crate::tool::exchange::bytes_of;
@@ -17,6 +18,8 @@ use crate::tool::rig::Common;
 const ROUNDS: u64 = 100_000;
 const ROW: Duration = Duration::from_millis(150);
 const PAYLOADS: [u64; 4] = [4, 64, 512, 4096];
+/// Messages through a channel and their answers, unless the user names sizes.
+const LETTERS: [(usize, usize); 2] = [(48, 48), (512, 4)];
 /// Flags, data or answers of all blocks together.
 const MOST_BYTES: usize = 256 << 20;
 
@@ -47,7 +50,8 @@ pub(super) struct Args {
 
     /// Bytes of a message [default: 4, 64, 512 and 4096]
     ///
-    /// Of packets, 4 of every 16 bytes are the sequence number.
+    /// Of packets, 4 of every 16 bytes are the sequence number. A channel takes 16 KiB at most,
+    /// and answers with 4 bytes where a size is given.
     #[arg(short = 's', value_name = "BYTES", value_parser = flags::positive_bytes, conflicts_with = "sizes")]
     size: Option<u64>,
 
@@ -63,7 +67,10 @@ pub(super) struct Args {
     #[arg(short = 'T', value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=992))]
     threads: u32,
 
-    /// How messages come: flag, data (then a flag), packets [default: all]
+    /// Messages: flag, data (then a flag), packets, channel [default: all]
+    ///
+    /// A channel has one warp, and answers in host memory: -B, -T and -C are not for it. Of -G and
+    /// -D, its ring goes by -G.
     #[arg(short = 'm', value_name = "MODE", value_enum, hide_possible_values = true)]
     mode: Option<ModeFlag>,
 
@@ -100,62 +107,16 @@ enum ModeFlag {
     Data,
     /// A sequence number in every 16 bytes.
     Packets,
-}
-
-/// Where something is.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Memory {
-    /// GPU memory, reached by the CPU through BAR1.
-    Gpumem,
-    /// Page-locked host memory, reached by the GPU over the bus.
-    Hostmem,
-}
-
-impl Memory {
-    /// As in the report.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Gpumem => "gpumem",
-            Self::Hostmem => "hostmem",
-        }
-    }
-}
-
-/// Where flags, data and answers are in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Where {
-    pub(super) flag: Memory,
-    pub(super) data: Memory,
-    pub(super) answer: Memory,
-}
-
-/// One row of the table.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Row {
-    pub(super) shape: Shape,
-    pub(super) at: Where,
-}
-
-impl Row {
-    /// The mechanism as in the report, by where the GPU looks.
-    pub(super) fn method(&self) -> &'static str {
-        let looks = match self.shape.mode {
-            Mode::Flag => [self.at.flag; 2],
-            Mode::Packets => [self.at.data; 2],
-            Mode::Data => [self.at.flag, self.at.data],
-        };
-        match looks {
-            [Memory::Gpumem, Memory::Gpumem] => "bar1",
-            [Memory::Hostmem, Memory::Hostmem] => "host_flag",
-            _ => "mixed",
-        }
-    }
+    /// Through the library's message channel.
+    Channel,
 }
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) rows: Vec<Row>,
+    /// Why there are no rows of the channel, or fewer, though nobody asked for fewer.
+    pub(super) no_channel: Option<String>,
     pub(super) amount: Amount,
     pub(super) timeout: Option<Duration>,
     /// Bytes for flags, data and answers of the largest row.
@@ -166,19 +127,16 @@ impl Plan {
     /// Puts modes, sizes and places together.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
         args.outputs.check_with(&args.plot)?;
-        let sizes = match (args.size, &args.sizes) {
-            (Some(size), _) => vec![size],
-            (None, Some(sizes)) => sizes.0.clone(),
-            (None, None) => PAYLOADS.to_vec(),
-        };
+        let named = args.size.map(|size| vec![size]).or_else(|| args.sizes.as_ref().map(|sizes| sizes.0.clone()));
+        let sizes = named.clone().unwrap_or_else(|| PAYLOADS.to_vec());
         let modes = match args.mode {
             None => vec![Mode::Flag, Mode::Packets, Mode::Data],
             Some(ModeFlag::Flag) => vec![Mode::Flag],
             Some(ModeFlag::Data) => vec![Mode::Data],
             Some(ModeFlag::Packets) => vec![Mode::Packets],
+            Some(ModeFlag::Channel) => Vec::new(),
         };
-        let named_at = Where { flag: args.gpu_flag, data: args.data, answer: args.cpu_flag };
-        let rival_at = Where { flag: Memory::Hostmem, data: Memory::Hostmem, answer: args.cpu_flag };
+        let at = Where { flag: args.gpu_flag, data: args.data, answer: args.cpu_flag };
         let mut rows = Vec::new();
         let mut areas = [0; 3];
         for mode in modes {
@@ -198,11 +156,7 @@ impl Plan {
                 for (most, bytes) in areas.iter_mut().zip(bytes_of(&shape)) {
                     *most = bytes.max(*most);
                 }
-                let row = Row { shape, at: named_at };
-                rows.push(row);
-                if row.method() != "host_flag" {
-                    rows.push(Row { shape, at: rival_at });
-                }
+                rows.push(Row::Plain { shape, at });
             }
         }
         if let Some(&most) = areas.iter().find(|&&bytes| bytes > MOST_BYTES) {
@@ -213,13 +167,23 @@ impl Plan {
                 size_in_words(u64_of(MOST_BYTES)),
             )));
         }
+        let mut no_channel = None;
+        if matches!(args.mode, None | Some(ModeFlag::Channel)) {
+            let (letters, refusal) = args.letters(named.as_deref());
+            match refusal {
+                Some(why) if args.mode.is_some() => return Err(Failure::usage(why)),
+                refusal => no_channel = refusal,
+            }
+            rows.extend(letters.into_iter().map(Row::Channel));
+        }
+        let rows = rows.into_iter().flat_map(|row| [Some(row), row.rival(args.cpu_flag)]).flatten().collect();
         let amount = match (args.iterations, args.seconds) {
             (Some(n), _) => Amount::Exactly(n),
             (None, Some(seconds)) => Amount::UpTo(u64::MAX, Duration::from_secs(seconds)),
             (None, None) => Amount::UpTo(ROUNDS, ROW),
         };
         let timeout = (args.timeout > 0).then(|| Duration::from_secs(args.timeout));
-        Ok(Self { rows, amount, timeout, areas })
+        Ok(Self { rows, no_channel, amount, timeout, areas })
     }
 
     /// What a row is made of, in words.
@@ -229,17 +193,42 @@ impl Plan {
             Amount::UpTo(u64::MAX, time) => format!("rounds for {} s", time.as_secs()),
             Amount::UpTo(n, time) => format!("up to {n} rounds in {} ms (20 at least)", time.as_millis()),
         };
-        let blocks = self.rows.first().map_or(0, |row| row.shape.blocks);
-        let threads = self.rows.first().map_or(0, |row| row.shape.threads);
+        let (blocks, threads) = self.rows.first().map_or((0, 0), Row::grid);
         format!("{rounds}; {blocks} x {threads} threads; data compared by the GPU")
     }
 }
 
+impl Args {
+    /// Messages through a channel, and why they are not all that were asked for.
+    fn letters(&self, sizes: Option<&[u64]>) -> (Vec<Letter>, Option<String>) {
+        let refused = |why: &str| (Vec::new(), Some(why.to_owned()));
+        if (self.blocks, self.threads) != (1, WARP) {
+            return refused("one warp receives from a channel; leave out -B and -T");
+        }
+        if self.cpu_flag == Memory::Gpumem {
+            return refused("a channel answers in host memory; leave out -C");
+        }
+        if self.data == Memory::Hostmem && self.gpu_flag == Memory::Gpumem {
+            return refused("a channel's messages are where the GPU polls; leave out -D, or add -G hostmem");
+        }
+        let ring = self.gpu_flag;
+        let Some(sizes) = sizes else {
+            let letter = |&(bytes, answer_bytes): &(usize, usize)| Letter { bytes, answer_bytes, ring };
+            return (LETTERS.iter().map(letter).collect(), None);
+        };
+        let fit = sizes.iter().map(|&size| usize_of(size)).filter(|&bytes| bytes <= MOST_LETTER);
+        let letters: Vec<_> = fit.map(|bytes| Letter { bytes, answer_bytes: 4, ring }).collect();
+        let why = format!("a channel takes messages of {} at most here", size_in_words(u64_of(MOST_LETTER)));
+        let is_short = letters.len() < sizes.len();
+        (letters, is_short.then_some(why))
+    }
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn plan(line: &str) -> Result<Plan, String> {
+    pub(in crate::tool::pplat) fn plan(line: &str) -> Result<Plan, String> {
         let args = std::iter::once("pplat").chain(line.split_whitespace());
         let args = Args::try_parse_from(args).map_err(|error| error.to_string())?;
         Plan::new(&args).map_err(|failure| failure.to_string())
@@ -247,13 +236,13 @@ mod tests {
 
     fn rows(line: &str) -> Vec<(&'static str, usize, &'static str)> {
         let plan = plan(line).unwrap();
-        plan.rows.iter().map(|row| (row.shape.mode.name(), row.shape.bytes, row.method())).collect()
+        plan.rows.iter().map(|row| (row.mode(), row.bytes(), row.method())).collect()
     }
 
     #[test]
     fn every_row_has_its_rival() {
         let all = rows("");
-        assert_eq!(all.len(), 2 * (1 + 4 + 4));
+        assert_eq!(all.len(), 2 * (1 + 4 + 4 + 2));
         for pair in all.chunks(2) {
             assert_eq!((pair[0].0, pair[0].1), (pair[1].0, pair[1].1));
             assert_eq!((pair[0].2, pair[1].2), ("bar1", "host_flag"));
@@ -269,7 +258,7 @@ mod tests {
         let plan = plan.unwrap();
         assert!(matches!(plan.amount, Amount::Exactly(50)) && plan.timeout.is_none());
         let row = plan.rows[0];
-        assert_eq!((row.shape.blocks, row.shape.threads, row.shape.bytes), (8, 64, 100));
+        assert_eq!((row.grid(), row.bytes()), ((8, 64), 100));
         assert_eq!((row.method(), plan.rows[1].method()), ("mixed", "host_flag"));
         assert_eq!(plan.areas, [8 * 128, 8 * 128, 8 * 64]);
     }
@@ -282,6 +271,36 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_has_sizes_of_its_own_unless_some_are_named() {
+        let letters = |line| {
+            let letter = |row: &Row| match *row {
+                Row::Channel(letter) => (letter.bytes, letter.answer_bytes, letter.ring.name()),
+                Row::Plain { .. } => panic!("{row:?}"),
+            };
+            plan(line).unwrap().rows.iter().map(letter).collect::<Vec<_>>()
+        };
+        let both = [(48, 48, "gpumem"), (48, 48, "hostmem"), (512, 4, "gpumem"), (512, 4, "hostmem")];
+        assert_eq!(letters("-m channel"), both);
+        assert_eq!(letters("-m channel -G hostmem"), [(48, 48, "hostmem"), (512, 4, "hostmem")]);
+        assert_eq!(letters("-m channel -s 48"), [(48, 4, "gpumem"), (48, 4, "hostmem")]);
+        assert_eq!(plan("-m channel").unwrap().areas, [0; 3], "it has memory of its own");
+    }
+
+    #[test]
+    fn a_channel_that_was_not_asked_for_is_left_out_with_the_reason() {
+        for line in ["-B 8", "-T 64", "-C gpumem", "-D hostmem", "-s 64K"] {
+            let all = plan(line).unwrap();
+            assert!(all.rows.iter().all(|row| row.mode() != "channel") && all.no_channel.is_some(), "{line}");
+            let error = plan(&format!("{line} -m channel")).unwrap_err();
+            assert_eq!(error, all.no_channel.unwrap(), "{line}");
+        }
+        let some = plan("--sizes 64,64K").unwrap();
+        assert_eq!(some.rows.iter().filter(|row| row.mode() == "channel").count(), 2);
+        assert!(some.no_channel.unwrap().contains("16 KiB"));
+        assert_eq!(plan("-B 8 -m flag").unwrap().no_channel, None);
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         let table = [
             ("-t 0", "1..="),
@@ -290,7 +309,7 @@ mod tests {
             ("-s 64 --sizes 64", "cannot be used with"),
             ("-B 0", "1..="),
             ("-T 1024", "1..="),
-            ("-m both", "flag, data, packets"),
+            ("-m both", "flag, data, packets, channel"),
             ("-G bar1", "gpumem, hostmem"),
             ("-u -1", "unexpected"),
             ("-s 1G", "256 MiB is the most"),

@@ -1,17 +1,22 @@
 //! `gdrcopy_pplat`: how long a message to a running kernel and its answer take.
 //!
-//! `args` turns the command line into rows, `row` times one; here memory and kernels are made ready before the first and
+//! `args` turns the command line into rows, each of which is a `message` of some kind, plain or through a `channel`;
+//! `timing` times one, `row` is what is told of it. Here memory and kernels are made ready before the first and
 //! the rows are run one after the other. A row's kernel runs during that row only.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use self::args::{Args, Memory, Plan, Row};
+use self::answerer::Answerer;
+use self::args::{Args, Plan};
+use self::channel::Line;
+use self::message::{Letter, Memory, Row, Where};
 use self::row::Ping;
-use super::answer::{CpuSide, GpuSide, Side};
+use self::timing::{Rounds, Timed};
+use super::answer::{CpuSide, GpuSide, Shape, Side};
 use super::clock::Clock;
-use super::exchange::{Area, Exchange, Places, SharedHost};
+use super::exchange::{Area, Exchange, Outcome, Places, SharedHost};
 use super::fail::{self, Failure};
 use super::load::Load;
 use super::measure::Amount;
@@ -19,11 +24,16 @@ use super::num::u64_of_f64;
 use super::output::Screen;
 use super::report::Report;
 use super::rig::{self, Rig};
+use crate::error::ErrorKind;
 use crate::mapping::Mapping;
 
+mod answerer;
 mod args;
+mod channel;
+mod message;
 mod picture;
 mod row;
+mod timing;
 
 const TOOL: &str = "gdrcopy_pplat";
 
@@ -36,9 +46,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
-    let plan = Plan::new(args)?;
+    let mut plan = Plan::new(args)?;
     let sinks = args.outputs.open_with(&args.plot)?;
-    let [flags, data, answers] = plan.areas.map(|bytes| bytes.next_multiple_of(AREA));
+    let [flags, data, answers] = plan.areas.map(|bytes| bytes.max(1).next_multiple_of(AREA));
     let (data_at, answers_at, bytes) = (flags, flags + data, flags + data + answers);
 
     let rig = Rig::new(TOOL, &args.common, bytes)?;
@@ -50,6 +60,8 @@ fn run(args: &Args) -> Result<(), Failure> {
         Some(ordinal) => Box::new(GpuSide::load(ordinal)?),
         None => Box::new(CpuSide::new()),
     };
+    find_channel(&mut plan, &rig)?;
+    let answerer = Answerer::new(gpu)?;
     let load = match gpu {
         Some(ordinal) if args.load => Some(Load::new(&rig.session, ordinal)?),
         None if args.load => {
@@ -64,12 +76,13 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mut report: Report<Ping> = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
     let bench = Bench {
         plan: &plan,
+        rig: &rig,
         side: &*side,
+        answerer: &answerer,
         load: load.as_ref(),
         mapping: &mapping,
         host: &host_memory,
         starts: [0, data_at, answers_at],
-        is_emulated: rig.is_emulated(),
         clock: &clock,
     };
     // One step more: the host alone.
@@ -79,24 +92,44 @@ fn run(args: &Args) -> Result<(), Failure> {
     sinks.finish(&report, || picture::draw(&report))?;
     let wrong: u64 = report.results.iter().map(|ping| ping.wrong_messages).sum();
     if wrong > 0 {
-        return Err(Failure::run(format!(
-            "wrong data: the GPU found {wrong} messages that were not as sent; the figures are void"
-        )));
+        return Err(Failure::run(format!("wrong data: {wrong} messages were not as sent; the figures are void")));
     }
     mapping.unmap()?;
+    Ok(())
+}
+
+/// Leaves rows of the channel out where nobody asked for just these and there is none, and says why.
+fn find_channel(plan: &mut Plan, rig: &Rig) -> Result<(), Failure> {
+    let letter = plan.rows.iter().find_map(|row| match row {
+        Row::Channel(letter) => Some(*letter),
+        Row::Plain { .. } => None,
+    });
+    let has_others = plan.rows.iter().any(|row| matches!(row, Row::Plain { .. }));
+    match letter.map(|letter| channel::open(&rig.session, rig.gpu.ordinal, letter, plan)) {
+        Some(Err(error)) if has_others && matches!(error.kind(), ErrorKind::UnsupportedFeature(_)) => {
+            plan.rows.retain(|row| matches!(row, Row::Plain { .. }));
+            plan.no_channel = Some(error.to_string());
+        }
+        Some(Err(error)) => return Err(error.into()),
+        Some(Ok(_)) | None => {}
+    }
+    if let Some(why) = &plan.no_channel {
+        fail::say(TOOL, &format!("some messages do not go through a channel: {why}"));
+    }
     Ok(())
 }
 
 /// What every row is run with.
 struct Bench<'a> {
     plan: &'a Plan,
+    rig: &'a Rig,
     side: &'a dyn Side,
+    answerer: &'a Answerer,
     load: Option<&'a Load>,
     mapping: &'a Mapping<'a>,
     host: &'a SharedHost,
     /// Where flags, data and answers start, in GPU memory and in host memory.
     starts: [usize; 3],
-    is_emulated: bool,
     clock: &'a Clock,
 }
 
@@ -109,11 +142,11 @@ impl Bench<'_> {
         }
         header.push(String::new());
         header.iter().try_for_each(|line| screen.line(line))?;
-        screen.banner(self.is_emulated)?;
-        screen.line("Round trips: a message from CPU to GPU, 4 bytes back")?;
+        screen.banner(self.rig.is_emulated())?;
+        screen.line("Round trips: a message from CPU to GPU, 4 bytes back (through a channel: sizes of both)")?;
         row::titles().iter().try_for_each(|line| screen.line(line))?;
         for row in &self.plan.rows {
-            screen.doing(&format!("{} {} {} B", row.method(), row.shape.mode.name(), row.shape.bytes));
+            screen.doing(&format!("{} {} {} B", row.method(), row.mode(), row.bytes()));
             let ping = self.row(row)?;
             screen.line(&row::line(&ping))?;
             screen.done();
@@ -121,12 +154,12 @@ impl Bench<'_> {
         }
         if let Some(first) = report.results.first() {
             screen.doing("the host alone");
-            let alone = row::host_alone(self.clock, self.plan.amount, first.figures.p50_ns)?;
+            let alone = timing::host_alone(self.clock, self.plan.amount, first.figures.p50_ns)?;
             screen.line(&row::host_line(&alone))?;
             report.hiccups = Some(alone);
             screen.done();
         }
-        closing(&report.results, self.is_emulated).iter().try_for_each(|line| screen.line(line))
+        closing(&report.results, self.rig.is_emulated()).iter().try_for_each(|line| screen.line(line))
     }
 
     fn area(&self, memory: Memory, start: usize) -> Area<'_> {
@@ -137,27 +170,45 @@ impl Bench<'_> {
     }
 
     fn row(&self, row: &Row) -> Result<Ping, Failure> {
+        let (timed, outcome) = match *row {
+            Row::Plain { shape, at } => self.plain(shape, at)?,
+            Row::Channel(letter) => self.channel(letter)?,
+        };
+        Ok(Ping::new(row, self.load.is_some(), &timed, outcome))
+    }
+
+    fn plain(&self, shape: Shape, at: Where) -> Result<(Timed, Outcome), Failure> {
         let [flags, data, answers] = self.starts;
         let places = Places {
-            flags: self.area(row.at.flag, flags),
-            data: self.area(row.at.data, data),
-            answers: self.area(row.at.answer, answers),
+            flags: self.area(at.flag, flags),
+            data: self.area(at.data, data),
+            answers: self.area(at.answer, answers),
         };
+        let mut exchange = Exchange::start(self.side, self.rig.is_emulated(), shape, places, self.plan.timeout)?;
+        let timed = self.time(&mut exchange)?;
+        Ok((timed, exchange.stop()?))
+    }
+
+    fn channel(&self, letter: Letter) -> Result<(Timed, Outcome), Failure> {
+        let ends = channel::open(&self.rig.session, self.rig.gpu.ordinal, letter, self.plan)?;
+        let mut line = Line::start(self.answerer, ends, letter, self.plan.timeout)?;
+        let timed = self.time(&mut line)?;
+        Ok((timed, line.stop()?))
+    }
+
+    /// The load, if there is one, starts behind the kernel that answers, which would else find no SM free, and ends
+    /// before that side frees its memory, which would wait for it.
+    fn time(&self, rounds: &mut impl Rounds) -> Result<Timed, Failure> {
         let amount = self.plan.amount;
-        let mut exchange = Exchange::start(self.side, self.is_emulated, row.shape, places, self.plan.timeout)?;
-        row::warm_up(&mut exchange, amount)?;
-        // Behind the kernel that answers, which would else find no SM free.
+        timing::warm_up(rounds, amount)?;
         let loading = self.load.map(|load| load.start(load_limit(amount))).transpose()?;
-        let timed = row::time(self.clock, amount, &mut exchange, Exchange::prepare, Exchange::round)?;
+        let timed = timing::time(self.clock, amount, rounds, Rounds::prepare, Rounds::round)?;
         if let Some(loading) = &loading
             && !loading.still_runs()?
         {
             return Err(Failure::run("the load ended before the row did; name fewer rounds with -t, or --seconds"));
         }
-        // Before the answering side frees its memory, which would wait for the load.
-        drop(loading);
-        let outcome = exchange.stop()?;
-        Ok(Ping::new(row, self.load.is_some(), &timed, outcome))
+        Ok(timed)
     }
 }
 
@@ -187,6 +238,12 @@ fn closing(results: &[Ping], is_emulated: bool) -> Vec<String> {
     }
     if results.iter().any(|ping| ping.figures.iterations < 1000) {
         lines.push("-: too few rounds for that percentile (p99 takes 100, p99.9 takes 1000: see -t).".to_owned());
+    }
+    if results.iter().any(Ping::is_of_channel) {
+        lines.push(
+            "channel: bytes of message/answer, in lines of 64 that carry 48; polled in: the ring to the GPU."
+                .to_owned(),
+        );
     }
     lines.push(
         "(host alone): the same loop, waiting as long by the clock only: tails below that are the host's.".to_owned(),

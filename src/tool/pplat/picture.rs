@@ -1,5 +1,6 @@
 //! Round trips as a picture: medians and 99th percentiles against the size of the message.
 
+use super::message::{Letter, RIVAL};
 use super::row::Ping;
 use crate::tool::answer::Mode;
 use crate::tool::fail::Failure;
@@ -8,21 +9,24 @@ use crate::tool::plot::{self, Curve, Panel, Picture, Quantity};
 use crate::tool::report::{Figures, Report};
 use crate::tool::stats::supports;
 
-/// The curves, in the order of the legend.
-const CURVES: [(Mode, &str, &str); 7] = [
-    (Mode::Packets, "bar1", "packets, in GPU memory through BAR1"),
-    (Mode::Packets, "host_flag", "packets, polled in host memory"),
-    (Mode::Data, "bar1", "data, then flag, in GPU memory through BAR1"),
-    (Mode::Data, "host_flag", "data, then flag, polled in host memory"),
-    (Mode::Flag, "bar1", "flag alone, in GPU memory through BAR1"),
-    (Mode::Flag, "host_flag", "flag alone, polled in host memory"),
-    (Mode::Data, "mixed", "data and flag in different memories"),
+/// The curves, in the order of the legend: how messages come, the method, and the words.
+const CURVES: [(&str, &str, &str); 9] = [
+    (Mode::Packets.name(), "bar1", "packets, in GPU memory through BAR1"),
+    (Mode::Packets.name(), RIVAL, "packets, polled in host memory"),
+    (Mode::Data.name(), "bar1", "data, then flag, in GPU memory through BAR1"),
+    (Mode::Data.name(), RIVAL, "data, then flag, polled in host memory"),
+    (Mode::Flag.name(), "bar1", "flag alone, in GPU memory through BAR1"),
+    (Mode::Flag.name(), RIVAL, "flag alone, polled in host memory"),
+    (Mode::Data.name(), "mixed", "data and flag in different memories"),
+    (Letter::MODE, "bar1", "channel, its ring in GPU memory"),
+    (Letter::MODE, RIVAL, "channel, its ring in host memory"),
 ];
 
 /// Draws.
 pub(super) fn draw(report: &Report<Ping>) -> Result<String, Failure> {
     let (title, mut subtitles) = plot::titles(report);
-    subtitles.push("Round trip: a message to a running kernel, 4 bytes back".to_owned());
+    let long = if report.results.iter().any(Ping::has_long_answer) { " (channel, 48 B: 48)" } else { "" };
+    subtitles.push(format!("Round trip: a message to a running kernel, 4 bytes back{long}"));
     let panel = |title: &str, figure: fn(&Figures) -> Option<f64>| {
         let curves = CURVES.iter().enumerate().map(|(style, &(mode, method, name))| {
             let of_curve = report.results.iter().filter(|ping| ping.is((mode, method)));

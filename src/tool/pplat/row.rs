@@ -1,29 +1,15 @@
-//! One row: rounds timed one by one.
-
-use std::time::{Duration, Instant};
+//! One row: what was measured, and how it is told.
 
 use serde::Serialize;
 
-use super::args::{Memory, Row};
+use super::message::{Letter, Memory, RIVAL, Row};
+use super::timing::Timed;
 use crate::sys::num::u64_of;
-use crate::tool::answer::Mode;
-use crate::tool::clock::Clock;
-use crate::tool::cpu;
-use crate::tool::exchange::{Exchange, Outcome};
-use crate::tool::fail::Failure;
+use crate::tool::exchange::Outcome;
 use crate::tool::flags::Binary;
-use crate::tool::interrupt;
-use crate::tool::measure::Amount;
 use crate::tool::report::{Figures, Metric, Record};
-use crate::tool::stats::{Samples, nanoseconds, supports};
+use crate::tool::stats::supports;
 use crate::tool::table;
-
-/// Rounds before those that count, or a tenth of the time.
-const WARM_UP: u64 = 1000;
-/// Rounds that a row makes however long they take.
-const FLOOR: u64 = 20;
-/// As many buckets, or up to twice as many, a row's rounds are divided into, as upstream's are.
-const BUCKETS: usize = 100;
 
 /// What a row found.
 #[derive(Debug, Clone, Serialize)]
@@ -31,10 +17,12 @@ pub(super) struct Ping {
     mode: &'static str,
     method: &'static str,
     metric: Metric,
-    /// Bytes of a message as stored.
+    /// Bytes of a message: as stored, or as given to the channel.
     payload_bytes: u64,
     /// Of these, without the packets' numbers.
     data_bytes: u64,
+    /// Bytes of an answer.
+    answer_bytes: u64,
     blocks: u64,
     threads: u32,
     flag_in: &'static str,
@@ -54,19 +42,25 @@ pub(super) struct Ping {
 
 impl Ping {
     pub(super) fn new(row: &Row, load: bool, timed: &Timed, outcome: Outcome) -> Self {
-        let Row { shape, at } = *row;
         let (bucket_min_ns, bucket_median_ns) = timed.buckets.min_and_median();
+        let (blocks, threads) = row.grid();
+        let (data_bytes, answer_bytes, places) = match *row {
+            Row::Plain { shape, at } => (shape.data_bytes(), 4, [at.flag, at.data, at.answer]),
+            Row::Channel(Letter { bytes, answer_bytes, ring }) => (bytes, answer_bytes, [ring, ring, Memory::Hostmem]),
+        };
+        let [flag_in, data_in, answer_in] = places.map(Memory::name);
         Self {
-            mode: shape.mode.name(),
+            mode: row.mode(),
             method: row.method(),
             metric: Metric::Rtt,
-            payload_bytes: u64_of(shape.bytes),
-            data_bytes: u64_of(shape.data_bytes()),
-            blocks: u64_of(shape.blocks),
-            threads: shape.threads,
-            flag_in: at.flag.name(),
-            data_in: at.data.name(),
-            answer_in: at.answer.name(),
+            payload_bytes: u64_of(row.bytes()),
+            data_bytes: u64_of(data_bytes),
+            answer_bytes: u64_of(answer_bytes),
+            blocks: u64_of(blocks),
+            threads,
+            flag_in,
+            data_in,
+            answer_in,
             load,
             figures: timed.figures(),
             bucket_min_ns,
@@ -78,11 +72,12 @@ impl Ping {
 
     /// Whether both rows carry the same messages.
     pub(super) fn is_rival_of(&self, other: &Self) -> bool {
-        self.method != other.method && (self.mode, self.payload_bytes) == (other.mode, other.payload_bytes)
+        let message = |ping: &Self| (ping.mode, ping.payload_bytes, ping.answer_bytes);
+        self.method != other.method && message(self) == message(other)
     }
 
     pub(super) fn is_rival(&self) -> bool {
-        self.method == "host_flag"
+        self.method == RIVAL
     }
 
     /// Bytes of a message.
@@ -91,13 +86,34 @@ impl Ping {
     }
 
     /// Whether it is of this kind.
-    pub(super) fn is(&self, (mode, method): (Mode, &str)) -> bool {
-        self.mode == mode.name() && self.method == method
+    pub(super) fn is(&self, kind: (&str, &str)) -> bool {
+        (self.mode, self.method) == kind
+    }
+
+    /// Whether it went through a channel.
+    pub(super) fn is_of_channel(&self) -> bool {
+        self.mode == Letter::MODE
+    }
+
+    /// Whether more than 4 bytes come back.
+    pub(super) fn has_long_answer(&self) -> bool {
+        self.answer_bytes > 4
+    }
+
+    /// Bytes of the message, of a channel also those of the answer.
+    fn size(&self) -> String {
+        match self.is_of_channel() {
+            true => format!("{}/{}", Binary(self.payload_bytes), self.answer_bytes),
+            false => Binary(self.payload_bytes).to_string(),
+        }
     }
 
     /// The message in words.
     pub(super) fn message(&self) -> String {
-        format!("{}, {} B", self.mode, self.payload_bytes)
+        match self.is_of_channel() {
+            true => format!("{}, {}/{} B", self.mode, self.payload_bytes, self.answer_bytes),
+            false => format!("{}, {} B", self.mode, self.payload_bytes),
+        }
     }
 }
 
@@ -108,6 +124,7 @@ impl Record for Ping {
         "metric",
         "payload_bytes",
         "data_bytes",
+        "answer_bytes",
         "blocks",
         "threads",
         "flag_in",
@@ -127,6 +144,7 @@ impl Record for Ping {
             self.metric.name().to_owned(),
             self.payload_bytes.to_string(),
             self.data_bytes.to_string(),
+            self.answer_bytes.to_string(),
             self.blocks.to_string(),
             self.threads.to_string(),
             self.flag_in.to_owned(),
@@ -150,7 +168,7 @@ pub(super) fn titles() -> [String; 2] {
     let line = |[mode, size, place]: [&str; 3], times: [&str; 7], rounds: &str| {
         let [p0, p50, p99, p999, max, bucket_min, bucket_median] = times;
         format!(
-            "{mode:<9} {size:>6} {place:<7} {p0:>7} {p50:>7} {p99:>7} {p999:>8} {max:>9} {bucket_min:>7} \
+            "{mode:<9} {size:>7} {place:<7} {p0:>7} {p50:>7} {p99:>7} {p999:>8} {max:>9} {bucket_min:>7} \
              {bucket_median:>7} {rounds:>8}"
         )
     };
@@ -164,11 +182,11 @@ pub(super) fn titles() -> [String; 2] {
 pub(super) fn line(ping: &Ping) -> String {
     let place = match ping.method {
         "bar1" => Memory::Gpumem.name(),
-        "host_flag" => Memory::Hostmem.name(),
+        RIVAL => Memory::Hostmem.name(),
         other => other,
     };
     let buckets = [ping.bucket_min_ns, ping.bucket_median_ns].map(table::nanoseconds);
-    text([ping.mode, &Binary(ping.payload_bytes).to_string(), place], &ping.figures, buckets)
+    text([ping.mode, &ping.size(), place], &ping.figures, buckets)
 }
 
 /// The row of the host by itself.
@@ -184,165 +202,17 @@ fn text([mode, size, place]: [&str; 3], figures: &Figures, [bucket_min, bucket_m
     let [p0, p50, max] = [figures.min_ns, figures.p50_ns, figures.max_ns].map(table::nanoseconds);
     let rounds = figures.iterations;
     format!(
-        "{mode:<9} {size:>6} {place:<7} {p0:>7} {p50:>7} {p99:>7} {p999:>8} {max:>9} {bucket_min:>7} \
+        "{mode:<9} {size:>7} {place:<7} {p0:>7} {p50:>7} {p99:>7} {p999:>8} {max:>9} {bucket_min:>7} \
          {bucket_median:>7} {rounds:>8}"
     )
 }
 
-/// Means of equally many rounds in a row, of a number of rounds that is not known beforehand.
-#[derive(Debug, Default)]
-pub(super) struct Buckets {
-    /// Rounds in a bucket.
-    size: u64,
-    sums: Vec<u64>,
-    open: (u64, u64),
-}
-
-impl Buckets {
-    fn add(&mut self, ps: u64) {
-        self.size = self.size.max(1);
-        self.open = (self.open.0 + 1, self.open.1.saturating_add(ps));
-        if self.open.0 < self.size {
-            return;
-        }
-        self.sums.push(self.open.1);
-        self.open = (0, 0);
-        if self.sums.len() == 2 * BUCKETS {
-            self.sums = self.sums.chunks(2).map(|pair| pair.iter().sum()).collect();
-            self.size *= 2;
-        }
-    }
-
-    fn min_and_median(&self) -> (f64, f64) {
-        let mut means: Vec<u64> = self.sums.iter().map(|sum| sum / self.size.max(1)).collect();
-        means.sort_unstable();
-        let at = |n: usize| means.get(n).copied().map_or(0.0, nanoseconds);
-        (at(0), at(means.len() / 2))
-    }
-}
-
-/// Times of rounds.
-#[derive(Debug)]
-pub(super) struct Timed {
-    samples: Samples,
-    buckets: Buckets,
-    total_ps: u64,
-}
-
-impl Timed {
-    fn figures(&self) -> Figures {
-        let mut figures = Figures::new(&self.samples);
-        figures.mean_ns = Some(nanoseconds(self.total_ps / self.samples.len().max(1)));
-        figures
-    }
-}
-
-/// Rounds that do not count: caches, branch predictors and the bus get used to it.
-pub(super) fn warm_up(exchange: &mut Exchange<'_>, amount: Amount) -> Result<(), Failure> {
-    let (most, time) = match amount {
-        Amount::Exactly(n) => (n, Duration::from_millis(10)),
-        Amount::UpTo(n, time) => (n, time / 10),
-    };
-    let begin = Instant::now();
-    for _ in 0..most.min(WARM_UP) {
-        exchange.prepare();
-        exchange.round()?;
-        if begin.elapsed() > time {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Times `amount` of rounds; before each `prepare` runs, untimed, with an MFENCE behind it.
-pub(super) fn time<S: ?Sized>(
-    clock: &Clock,
-    amount: Amount,
-    subject: &mut S,
-    mut prepare: impl FnMut(&mut S),
-    mut round: impl FnMut(&mut S) -> Result<(), Failure>,
-) -> Result<Timed, Failure> {
-    let (most, limit_ps) = match amount {
-        Amount::Exactly(n) => (n, u64::MAX),
-        Amount::UpTo(n, time) => (n, u64::try_from(time.as_nanos() * 1000).unwrap_or(u64::MAX)),
-    };
-    let mut timed = Timed { samples: Samples::new(), buckets: Buckets::default(), total_ps: 0 };
-    let begin = clock.stop();
-    let (mut last, mut rounds) = (begin, 0);
-    while rounds < most && (rounds < FLOOR || clock.ps(last.ticks.saturating_sub(begin.ticks)) < limit_ps) {
-        prepare(subject);
-        cpu::mfence();
-        let start = clock.start();
-        let outcome = round(subject);
-        let stop = clock.stop();
-        outcome?;
-        // Whoever moved to another CPU meanwhile has read two clocks.
-        if stop.cpu == last.cpu {
-            let ps = clock.ps(stop.ticks.saturating_sub(start)).saturating_sub(clock.overhead_ps());
-            timed.samples.record(ps);
-            timed.buckets.add(ps);
-            timed.total_ps = timed.total_ps.saturating_add(ps);
-        }
-        last = stop;
-        rounds += 1;
-        interrupt::check()?;
-    }
-    Ok(timed)
-}
-
-/// The same loop with no device in it: the thread waits as long as a round takes, by the clock alone. What its tail
-/// shows is the host's own.
-pub(super) fn host_alone(clock: &Clock, amount: Amount, round_ns: f64) -> Result<Figures, Failure> {
-    let round_ps = crate::tool::num::u64_of_f64(round_ns * 1000.0);
-    let timed = time(
-        clock,
-        amount,
-        &mut (),
-        |()| (),
-        |()| {
-            let start = clock.start();
-            while clock.ps(clock.start().saturating_sub(start)) < round_ps {}
-            Ok(())
-        },
-    )?;
-    Ok(timed.figures())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::timing::host_alone;
     use super::*;
-
-    #[test]
-    fn buckets_double_and_keep_every_round() {
-        let mut buckets = Buckets::default();
-        // Rounds of 1 ns, and in the second half of 3 ns.
-        (0..100_000).for_each(|n| buckets.add(if n < 50_000 { 1000 } else { 3000 }));
-        assert!((BUCKETS..2 * BUCKETS).contains(&buckets.sums.len()), "{}", buckets.sums.len());
-        let (min, median) = buckets.min_and_median();
-        assert_eq!(min, 1.0);
-        assert!((1.0..=3.0).contains(&median), "{median}");
-        assert_eq!(Buckets::default().min_and_median(), (0.0, 0.0));
-    }
-
-    #[test]
-    fn a_round_that_fails_ends_the_row() {
-        let clock = Clock::calibrate();
-        let mut left = 30;
-        let failing = |left: &mut u32| {
-            *left -= 1;
-            if *left == 0 { Err(Failure::run("gone")) } else { Ok(()) }
-        };
-        let error = time(&clock, Amount::Exactly(100), &mut left, |_| (), failing).unwrap_err();
-        assert_eq!((error.to_string().as_str(), left), ("gone", 0));
-    }
-
-    #[test]
-    fn the_host_alone_waits_as_long_as_told() {
-        let clock = Clock::calibrate();
-        let figures = host_alone(&clock, Amount::Exactly(200), 2000.0).unwrap();
-        assert!((1900.0..100_000.0).contains(&figures.p50_ns), "{figures:?}");
-        assert_eq!(figures.iterations, 200);
-    }
+    use crate::tool::clock::Clock;
+    use crate::tool::measure::Amount;
 
     #[test]
     fn rows_line_up_within_100_columns() {
