@@ -22,6 +22,7 @@ use lab::Lab;
 use parallel::Crews;
 use report::{Findings, Report};
 
+mod auto;
 mod backends;
 mod calls;
 mod chosen;
@@ -81,6 +82,8 @@ enum Part {
     Calls,
     /// Backend vulkan against backend rm
     Backends,
+    /// The automatic copier against every method that it chooses from
+    Auto,
 }
 
 impl Part {
@@ -92,6 +95,7 @@ impl Part {
             Self::Chosen => chosen::run(lab, found),
             Self::Calls => calls::run(lab, found),
             Self::Backends => backends::run(lab, found),
+            Self::Auto => auto::run(lab, found),
         }
     }
 }
@@ -137,7 +141,8 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mapping = rig::map(&pinned, common.mapping_type)?;
     let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let crews = if wanted.contains(&Part::Parallel) { Crews::hire(rig.gpu.pci) } else { Crews::default() };
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Auto));
+    let crews = if has_workers { Crews::hire(rig.gpu.pci) } else { Crews::default() };
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;
     let (host, clock) = rig.settle(&common, &mapping)?;
 

@@ -1,4 +1,5 @@
-//! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls.
+//! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls;
+//! the automatic copier.
 
 use std::error::Error;
 
@@ -10,7 +11,7 @@ use plotters::prelude::*;
 
 use crate::report::{Comparison, Figure, Place, Report};
 
-const SIZE: (u32, u32) = (1200, 1300);
+const SIZE: (u32, u32) = (1200, 1730);
 const FONT: &str = "sans-serif";
 const COLOURS: [RGBColor; 4] =
     [RGBColor(31, 119, 180), RGBColor(214, 39, 40), RGBColor(44, 160, 44), RGBColor(127, 127, 127)];
@@ -36,7 +37,7 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     let root = backend.into_drawing_area();
     root.fill(&WHITE)?;
     let root = root.titled(&report.title(), (FONT, 18))?;
-    let panels = root.split_evenly((3, 2));
+    let panels = root.split_evenly((4, 2));
     let found = &report.found;
 
     let by_size = |value: fn(&crate::report::GridRow) -> f64| {
@@ -83,6 +84,27 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     let calls =
         bars_of(report, "calls", |figure| (format!("{} B, {}", figure.place.bytes, figure.method), figure.p50_ns));
     bars(&panels[5], "Calls beside bare stores", "time per call [ns], logarithmic", &calls)?;
+    let mut auto = Vec::new();
+    for (method, memory) in [("auto", "ordinary"), ("auto_pinned", "page-locked")] {
+        for direction in sides {
+            let those = found.comparisons.iter().filter(|comparison| {
+                let Place { part, direction: side, .. } = comparison.place;
+                part == "auto"
+                    && side == direction
+                    && comparison.method == method
+                    && comparison.over.starts_with("best")
+            });
+            let points = those.map(|comparison| (log2(comparison.place.bytes), comparison.ratio)).collect();
+            auto.push(Line { name: format!("{}, {memory} memory", direction.name()), points });
+        }
+    }
+    panel(&panels[6], "Automatic copier over the best method", axes, &auto, Scale::Ratio, Some(1.05))?;
+    let reads = bars_of(report, "auto", |figure| {
+        let Place { direction, bytes, .. } = figure.place;
+        let is_shown = direction == Direction::DeviceToHost && bytes == 64 << 10;
+        (figure.method.clone(), if is_shown { figure.p50_ns / 1000.0 } else { 0.0 })
+    });
+    bars(&panels[7], "Reads of 64 KiB by every method", "time per read [us], logarithmic", &reads)?;
     root.present()?;
     Ok(())
 }
