@@ -92,8 +92,9 @@ impl Crews {
     /// The CPU for the calling thread: the one asked for, or one beside the GPU, on which no worker is.
     pub(crate) fn keep_off(&self, wanted: Option<u32>, gpu: Option<PciAddress>) -> Result<Option<u32>, Failure> {
         if let Some(cpu) = wanted.filter(|&cpu| self.works_on(cpu)) {
-            let line =
-                format!("--cpu {cpu} is where a worker of part 'parallel' is kept; name another CPU or other parts");
+            let line = format!(
+                "--cpu {cpu} is where a worker of parts 'parallel' and 'auto' is kept; name another CPU or other parts"
+            );
             return Err(Failure::usage(line));
         }
         if wanted.is_some() || self.0.iter().all(|(_, crew)| crew.is_err()) {

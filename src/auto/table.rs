@@ -70,6 +70,8 @@ struct Run {
 /// One direction's methods by size.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
+    /// The first run, which has the sizes at which a comparison more would be felt.
+    small: Run,
     runs: Vec<Run>,
     /// For each number of bits of a size, the run of the smallest such size. So finding a size's run takes one or two
     /// comparisons: methods seldom change between a power of two and the next.
@@ -93,11 +95,16 @@ impl Table {
             u16::try_from(before).unwrap_or(u16::MAX)
         };
         let starts = std::array::from_fn(start);
-        Self { runs, starts }
+        let small = runs.first().copied().unwrap_or(Run { last: usize::MAX, method: AutoMethod::Bar1 });
+        Self { small, runs, starts }
     }
 
     #[inline]
     pub(super) fn method(&self, bytes: usize) -> AutoMethod {
+        if bytes <= self.small.last { self.small.method } else { self.later(bytes) }
+    }
+
+    fn later(&self, bytes: usize) -> AutoMethod {
         let bits = usize_of(u64::from(usize::BITS - bytes.leading_zeros()));
         let start = self.starts.get(bits).map_or(0, |&start| usize::from(start));
         let later = self.runs.get(start..).unwrap_or_default();
