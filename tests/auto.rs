@@ -202,6 +202,25 @@ fn a_method_that_is_not_set_up_is_passed_over_and_that_is_said() {
     assert!(text.starts_with(start), "{text}");
 }
 
+#[test]
+fn a_method_for_page_locked_memory_is_passed_over_with_other_memory() {
+    let session = session();
+    let buffer = session.alloc(4096).unwrap();
+    let row =
+        "1- measured=65536 routine=scalar best=copy_engine_pinned | scalar=900 copy_engine=2000 copy_engine_pinned=90";
+    let explained = |options: AutoOptions| {
+        let policy = policy("page-locked", &[row]);
+        let copier = AutoCopier::with_policy(&session, &buffer, policy, options).unwrap();
+        copier.explain(CopyDirection::HostToDevice, 7).to_string()
+    };
+    let text = explained(AutoOptions::default());
+    let start =
+        "h2d of 7 bytes: bar1 in place of copy_engine_pinned, which is best with page-locked memory (at 65536 bytes";
+    assert!(text.starts_with(start), "{text}");
+    let text = explained(AutoOptions::default().page_locked());
+    assert!(text.starts_with("h2d of 7 bytes: copy_engine (at 65536 bytes"), "{text}");
+}
+
 /// The built-in table, and files from before the agent was a method.
 #[test]
 fn policies_without_the_newer_methods_are_followed() {

@@ -60,7 +60,11 @@ impl fmt::Display for AutoChoice<'_> {
         let best = self.best();
         write!(f, "{} of {} bytes: {}", self.direction(), self.bytes, self.method)?;
         if AutoMethod::of(best) != self.method {
-            write!(f, " in place of {best}, which is best but not set up")?;
+            let why = match best {
+                CopyMethod::CudaMemcpy | CopyMethod::CopyEnginePinned => "with page-locked memory",
+                _ => "but not set up",
+            };
+            write!(f, " in place of {best}, which is best {why}")?;
         }
         write!(f, " ({}); {}", self.choice.why(), self.ordering())
     }

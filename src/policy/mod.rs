@@ -14,8 +14,9 @@
 //!
 //! # How it is measured
 //!
-//! Calls back to back in blocks of some 100 us, of all ways in turn in random order; of each the median. Ways within 10 % of
-//! the best are measured until each is known to 1 % (95 % interval), or time is up. The best method is the plainest that is
+//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, with the workers of a parallel copier
+//! awake and an agent's kernel on the GPU, as in a burst; of each the median. Ways within 10 % of the best are measured until
+//! each is known to 1 % (95 % interval), or time is up. The best method is the plainest that is
 //! within the noise of the quickest, 1 to 3 %: a routine, fewer threads, more threads, the agent, the copy engine. Way
 //! after way is given up: at a size where it takes more than 4 times the best, and at all larger ones once its time doubles
 //! with the size and would take too much of what there is.
