@@ -1,4 +1,4 @@
-//! The quickest way of copying at each size: a calibrated [policy](crate::policy), followed.
+//! The quickest way of copying at each size: a calibrated [policy], followed.
 
 mod choice;
 mod method;
