@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::subject::{self, assert_same, downloaded, pattern};
+use gdrcopy::agent::AgentOptions;
 use gdrcopy::emulated::EmulatedConfig;
 use gdrcopy::policy::{CopyDirection, CopyMethod, Progress};
-use gdrcopy::{BackendKind, Calibration, ErrorKind, Policy, Session, copy};
+use gdrcopy::{BackendKind, Calibration, ErrorKind, ParallelCopier, Policy, Session, copy};
 
 const DIRECTIONS: [CopyDirection; 2] = [CopyDirection::HostToDevice, CopyDirection::DeviceToHost];
 
@@ -31,11 +32,11 @@ fn a_calibration_makes_a_policy_that_can_be_kept_and_followed() {
     let policy = session.calibrate(&what, |progress| seen.push(progress)).unwrap();
     assert!(started.elapsed() < Duration::from_secs(60));
 
-    // 64 bytes to 16 KiB, in both directions.
-    assert_eq!(seen.len(), 18);
+    // 1 byte to 16 KiB, in both directions.
+    assert_eq!(seen.len(), 30);
     for (n, progress) in seen.iter().enumerate() {
-        let (direction, bytes) = (DIRECTIONS[n / 9], 64 << (n % 9));
-        assert_eq!(*progress, Progress { done: n, of: 18, direction, bytes });
+        let (direction, bytes) = (DIRECTIONS[n / 15], 1 << (n % 15));
+        assert_eq!(*progress, Progress { done: n, of: 30, direction, bytes });
     }
     assert_eq!(policy.measured_on().backend.as_deref(), Some("emulated"));
     assert_eq!(policy.measured_on().mapping.as_deref(), Some("cached"));
@@ -48,7 +49,10 @@ fn a_calibration_makes_a_policy_that_can_be_kept_and_followed() {
             let candidates = choice.candidates();
             assert!(candidates.iter().all(|(_, ns)| *ns > 0.0 && ns.is_finite()), "{choice}");
             assert!(candidates.iter().any(|(method, _)| *method == CopyMethod::Routine(choice.routine())), "{choice}");
-            assert!(candidates.iter().all(|(method, _)| *method != CopyMethod::Parallel(60)), "{choice}");
+            assert!(candidates.iter().any(|(method, _)| *method == CopyMethod::CopyEngine), "{choice}");
+            assert!(
+                candidates.iter().all(|(method, _)| !matches!(method, CopyMethod::Parallel(60) | CopyMethod::Agent))
+            );
             // Never worse than what is not told apart from the best.
             let best = candidates.iter().find(|(method, _)| *method == choice.best()).unwrap().1;
             let routine =
@@ -71,6 +75,41 @@ fn a_calibration_makes_a_policy_that_can_be_kept_and_followed() {
     assert_eq!(follows.pin(&buffer).unwrap().map().unwrap().routine().name(), routine);
 }
 
+/// An agent is a candidate where one is asked for; parallel copies are where a copier would share them: 16 KiB to write,
+/// more than 1 KiB to read.
+#[test]
+fn every_method_is_a_candidate_where_it_is_one() {
+    let session = emulated();
+    let agent = AgentOptions::default().cpu_stand_in().deadline(Duration::from_secs(20));
+    let what = Calibration::new().time(Duration::from_millis(200)).largest(32 << 10).threads([2]).agent(agent);
+    let policy = session.calibrate(&what, |_| ()).unwrap();
+    for direction in DIRECTIONS {
+        for power in 0..=15 {
+            let choice = policy.explain(direction, 1 << power);
+            let is_candidate = |wanted| choice.candidates().iter().any(|(method, _)| *method == wanted);
+            assert_eq!(choice.measured(), Some(1 << power));
+            assert!(
+                is_candidate(CopyMethod::Routine(choice.routine())) && is_candidate(CopyMethod::CopyEngine),
+                "{choice}"
+            );
+            // Nothing is given up without having been tried.
+            assert!(power > 0 || is_candidate(CopyMethod::Agent), "{choice}");
+            // The first size that a copier shares.
+            let shared = if direction == CopyDirection::HostToDevice { 14 } else { 11 };
+            assert!(power >= shared || !is_candidate(CopyMethod::Parallel(2)), "{choice}");
+            if power == shared && ParallelCopier::builder().threads(2).build().is_ok() {
+                assert!(is_candidate(CopyMethod::Parallel(2)), "{choice}");
+            }
+        }
+    }
+    let path = temporary("with-an-agent");
+    policy.write(&path).unwrap();
+    assert_eq!(Policy::read(&path).unwrap().to_string(), policy.to_string());
+    std::fs::remove_file(&path).unwrap();
+    let error = session.calibrate(&what.agent(AgentOptions::default()), |_| ()).unwrap_err();
+    assert!(error.to_string().contains("cpu_stand_in()"), "{error}");
+}
+
 /// On every backend there is, for it copies with each routine and method of the machine.
 #[test]
 fn every_backend_can_be_calibrated() {
@@ -81,8 +120,10 @@ fn every_backend_can_be_calibrated() {
         assert!(policy.mismatches(&session, subject.gpu).unwrap().is_empty(), "{}", subject.name);
         for direction in DIRECTIONS {
             let choice = policy.explain(direction, 4096);
-            let has_cuda = choice.candidates().iter().any(|(method, _)| *method == CopyMethod::CudaMemcpy);
-            assert_eq!(has_cuda, cfg!(feature = "cuda") && !subject.is_emulated(), "{}: {choice}", subject.name);
+            for method in [CopyMethod::CudaMemcpy, CopyMethod::CopyEnginePinned] {
+                let is_there = choice.candidates().iter().any(|(candidate, _)| *candidate == method);
+                assert_eq!(is_there, cfg!(feature = "cuda") && !subject.is_emulated(), "{}: {choice}", subject.name);
+            }
         }
     });
 }

@@ -138,6 +138,6 @@ pub(crate) fn patterned(bytes: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The complement: different in every byte.
-fn complement(of: &[u8]) -> Vec<u8> {
+pub(crate) fn complement(of: &[u8]) -> Vec<u8> {
     of.iter().map(|byte| !byte).collect()
 }

@@ -24,6 +24,7 @@ use parallel::Crews;
 use report::{Findings, Report};
 
 mod agent;
+mod auto;
 mod backends;
 mod calls;
 mod channel;
@@ -88,6 +89,8 @@ enum Part {
     Backends,
     /// Messages to a running kernel: round trips, rates, time one way
     Channel,
+    /// The automatic copier against every method that it chooses from
+    Auto,
 }
 
 impl Part {
@@ -101,6 +104,7 @@ impl Part {
             Self::Agent => agent::run(lab, found),
             Self::Backends => backends::run(lab, found),
             Self::Channel => channel::run(lab, found),
+            Self::Auto => auto::run(lab, found),
         }
     }
 }
@@ -146,7 +150,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mapping = rig::map(&pinned, common.mapping_type)?;
     let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent));
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent | Part::Auto));
     let crews = if has_workers { Crews::hire(rig.gpu.pci) } else { Crews::default() };
     let cpus = cpu::allowed();
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;

@@ -80,6 +80,11 @@ impl Crews {
         found.map(|(_, crew)| crew.as_ref()).expect("every case asks for crews in the list")
     }
 
+    /// The copier of the most cores.
+    pub(crate) fn largest(&self) -> Option<&ParallelCopier> {
+        self.0.iter().rev().find_map(|(_, crew)| crew.as_ref().ok())
+    }
+
     fn works_on(&self, cpu: u32) -> bool {
         self.0.iter().flat_map(|(_, crew)| crew).any(|crew| crew.cpus().contains(&cpu))
     }
@@ -88,7 +93,7 @@ impl Crews {
     pub(crate) fn keep_off(&self, wanted: Option<u32>, gpu: Option<PciAddress>) -> Result<Option<u32>, Failure> {
         if let Some(cpu) = wanted.filter(|&cpu| self.works_on(cpu)) {
             let line = format!(
-                "--cpu {cpu} is where a worker of parts 'parallel' and 'agent' is kept; name another CPU or other parts"
+                "--cpu {cpu} is where a worker of parts 'parallel', 'agent' and 'auto' is kept; name another CPU or other parts"
             );
             return Err(Failure::usage(line));
         }
@@ -124,12 +129,7 @@ pub(crate) fn run(lab: &Lab<'_>, found: &mut Findings) -> std::result::Result<()
     for case in &CASES {
         one_case(lab, found, case)?;
     }
-    for cores in CREWS.into_iter().rev() {
-        if let Ok(crew) = lab.crews.of(cores) {
-            return falling_asleep(lab, found, crew);
-        }
-    }
-    Ok(())
+    lab.crews.largest().map_or(Ok(()), |crew| falling_asleep(lab, found, crew))
 }
 
 fn one_case(lab: &Lab<'_>, found: &mut Findings, case: &Case) -> std::result::Result<(), Failure> {

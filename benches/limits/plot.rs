@@ -1,5 +1,5 @@
 //! The run as one picture: small reads by size, the choice of routine, vulkan over rm; messages, several cores, calls;
-//! the push agent; messages to a kernel.
+//! the push agent; messages to a kernel; the automatic copier.
 
 use std::error::Error;
 
@@ -109,6 +109,27 @@ fn all_panels(report: &Report, backend: SVGBackend<'_>) -> Drawn {
     bars(&panels[8], "To a kernel and back, medians", "round trip [ns], logarithmic", &trips)?;
     let one_way = messages(Metric::GpuVisible, |figure| figure.p99_ns);
     bars(&panels[9], "To a kernel, 99th percentiles", "time one way [ns], logarithmic", &one_way)?;
+    let mut auto = Vec::new();
+    for (method, memory) in [("auto", "ordinary"), ("auto_pinned", "page-locked")] {
+        for direction in sides {
+            let those = found.comparisons.iter().filter(|comparison| {
+                let Place { part, direction: side, .. } = comparison.place;
+                part == "auto"
+                    && side == direction
+                    && comparison.method == method
+                    && comparison.over.starts_with("best")
+            });
+            let points = those.map(|comparison| (log2(comparison.place.bytes), comparison.ratio)).collect();
+            auto.push(Line { name: format!("{}, {memory} memory", direction.name()), points });
+        }
+    }
+    panel(&panels[10], "Automatic copier over the best method", axes, &auto, Scale::Ratio, Some(1.05))?;
+    let reads = bars_of(report, "auto", |figure| {
+        let Place { direction, bytes, .. } = figure.place;
+        let is_shown = direction == Direction::DeviceToHost && bytes == 64 << 10;
+        (figure.method.clone(), if is_shown { figure.p50_ns / 1000.0 } else { 0.0 })
+    });
+    bars(&panels[11], "Reads of 64 KiB by every method", "time per read [us], logarithmic", &reads)?;
     root.present()?;
     Ok(())
 }

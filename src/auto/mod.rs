@@ -1,126 +1,51 @@
-//! The quickest way of copying at each size, found by measuring and then taken.
+//! The quickest way of copying at each size: a calibrated [policy], followed.
 
-mod measure;
+mod choice;
+mod method;
 mod options;
+mod table;
+mod ways;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use choice::AutoChoice;
+pub use method::AutoMethod;
 pub use options::AutoOptions;
+use table::{Offer, Table};
+use ways::{Host, Trial, Ways};
 
 use crate::agent::PushAgent;
+use crate::backend::BackendKind;
 use crate::buffer::DeviceBuffer;
 use crate::copy::ParallelCopier;
 use crate::error::Result;
 use crate::mapping::Mapping;
-use crate::policy::CopyDirection;
+use crate::policy::{self, Budget, CopyDirection, MeasuredOn, Policy};
 use crate::range::DeviceRange;
 use crate::session::Session;
 
-/// A way in which an [`AutoCopier`] copies.
-#[non_exhaustive]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum AutoMethod {
-    /// The calling thread's own loads and stores: [`Mapping::read`], [`Mapping::write`].
-    Bar1,
-    /// Those of several threads: [`ParallelCopier`].
-    Parallel,
-    /// A block of threads on the GPU: [`PushAgent`].
-    Agent,
-    /// The GPU's copy engine: [`DeviceBuffer::download`], [`DeviceBuffer::upload`].
-    CopyEngine,
-}
-
-impl AutoMethod {
-    /// In the order in which equals are preferred.
-    const ALL: [Self; 4] = [Self::Bar1, Self::Parallel, Self::Agent, Self::CopyEngine];
-
-    /// The name that reports use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bar1 => "bar1",
-            Self::Parallel => "parallel",
-            Self::Agent => "agent",
-            Self::CopyEngine => "cuda_memcpy",
-        }
-    }
-}
-
-impl fmt::Display for AutoMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A row of the table.
-#[derive(Clone, Debug)]
-struct Row {
-    /// Largest size it is for.
-    up_to: usize,
-    measured: usize,
-    method: AutoMethod,
-    /// Median times in nanoseconds; those that were far behind at once have none.
-    candidates: Vec<(AutoMethod, f64)>,
-}
-
-/// What an [`AutoCopier`] does with a copy, and why.
-#[derive(Clone, Copy, Debug)]
-pub struct AutoChoice<'a> {
-    direction: CopyDirection,
-    bytes: usize,
-    row: &'a Row,
-}
-
-impl AutoChoice<'_> {
-    /// The method it uses.
-    #[must_use]
-    pub fn method(&self) -> AutoMethod {
-        self.row.method
-    }
-
-    /// The size in bytes that was measured for this one.
-    #[must_use]
-    pub fn measured(&self) -> usize {
-        self.row.measured
-    }
-
-    /// What each method took: medians of single calls, in nanoseconds. A method that was far behind from the start is
-    /// left out.
-    #[must_use]
-    pub fn candidates(&self) -> &[(AutoMethod, f64)] {
-        &self.row.candidates
-    }
-}
-
-impl fmt::Display for AutoChoice<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { measured, method, candidates, .. } = self.row;
-        write!(f, "{} of {} bytes: {method} (at {measured} bytes:", self.direction, self.bytes)?;
-        for (method, ns) in candidates {
-            write!(f, " {method} {ns:.0} ns")?;
-        }
-        f.write_str(")")
-    }
-}
-
-/// Reads and writes a [`DeviceBuffer`] in whatever way is quickest for the size, on this machine.
+/// Reads and writes a [`DeviceBuffer`] in whatever way is quickest for the size, by a [`Policy`].
 ///
-/// Making one measures, on memory of its own: single calls of each method that it may use, from 64 bytes to
-/// [`AutoOptions::largest`] in steps of 2. The agent and the parallel copier are used only where the options ask for them,
-/// for the one takes an SM and the other cores.
+/// [`AutoCopier::new`] measures one, on memory of its own, for half a second: the methods that it may use, by the very calls
+/// that it will make of them, from 1 byte to 64 MiB or the buffer's length. [`AutoCopier::with_policy`] follows one that was
+/// measured before: by [`Session::calibrate`], or by an `AutoCopier`, whose [`policy`](Self::policy) can be written to a file.
+/// The agent and the parallel copier are used only where the options ask for them, for the one takes an SM and the other
+/// cores.
+///
+/// A copy finds its method in a table, by a few comparisons. Nothing is allocated, and but for the copy engine and the
+/// launch of an [agent](PushAgent) that has left there is no CUDA call.
 ///
 /// # Ordering
 ///
-/// The same for every method:
+/// The same for every method; [`AutoCopier::explain`] says how each keeps it:
 ///
 /// - [`read`](Self::read): every byte was fetched after the call began; it sees what this thread wrote to the buffer before,
 ///   through any mapping of it.
 /// - [`write`](Self::write): what this thread writes later, through any mapping, is seen after these bytes.
 /// - Neither waits for kernels: all methods act beside every stream but their own. Synchronise with a kernel first.
 ///
-/// The copy engine's is a CUDA call and may wait for a lock of the driver's; the others make none, but for the launch of an
-/// [agent](PushAgent) that has left.
+/// The copy engine's is a CUDA call and may wait for a lock of the driver's.
 ///
 /// ```
 /// use gdrcopy::auto::{AutoCopier, AutoOptions};
@@ -128,117 +53,114 @@ impl fmt::Display for AutoChoice<'_> {
 /// use gdrcopy::{BackendKind, Session};
 ///
 /// let session = Session::builder().backend(BackendKind::Emulated).open()?;
-/// let buffer = session.alloc(1 << 20)?;
-/// let mut copier = AutoCopier::new(&session, &buffer, AutoOptions::default().largest(4096))?;
+/// let buffer = session.alloc(4096)?;
+/// let mut copier = AutoCopier::new(&session, &buffer, AutoOptions::default())?;
 /// copier.write(100, b"bytes")?;
 /// let mut back = [0; 5];
 /// copier.read(100, &mut back)?;
 /// assert_eq!(&back, b"bytes");
+///
+/// // d2h of 4096 bytes: bar1 (at 4096 bytes: avx512=52.1 copy_engine=88.0; measured now); MFENCE, loads by ..
 /// println!("{}", copier.explain(CopyDirection::DeviceToHost, 4096));
+///
+/// // Another time without measuring.
+/// let policy = copier.policy().clone(); // or Policy::read("here.policy")?
+/// let again = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default());
+/// # drop(copier);
+/// # again?;
 /// # Ok::<(), gdrcopy::Error>(())
 /// ```
 pub struct AutoCopier<'a> {
-    tables: [Vec<Row>; 2],
+    /// To the device and from it.
+    tables: [Table; 2],
     ways: Ways<'a, 'a>,
+    policy: Policy,
+    /// Page-locked memory, which must not be freed while the agent's kernel runs.
+    _measured_with: Option<Host>,
 }
 
-/// What copies.
-struct Ways<'a, 'b> {
-    mapping: Mapping<'b>,
-    buffer: &'b DeviceBuffer,
+/// What the options ask for.
+struct Helpers<'a> {
     parallel: Option<ParallelCopier>,
     agent: Option<PushAgent<'a>>,
-    /// The buffer's place among the agent's ranges.
-    range: usize,
 }
 
-impl Ways<'_, '_> {
-    fn has(&self, method: AutoMethod) -> bool {
-        match method {
-            AutoMethod::Bar1 | AutoMethod::CopyEngine => true,
-            AutoMethod::Parallel => self.parallel.is_some(),
-            AutoMethod::Agent => self.agent.is_some(),
-        }
-    }
-
-    #[inline]
-    fn read(&mut self, method: AutoMethod, offset: usize, to: &mut [u8]) -> Result<()> {
-        match (method, &self.parallel, &mut self.agent) {
-            (AutoMethod::Parallel, Some(copier), _) => copier.read(&self.mapping, offset, to),
-            (AutoMethod::Agent, _, Some(agent)) => agent.read(self.range, offset, to),
-            (AutoMethod::CopyEngine, _, _) => {
-                // Writes are ordered for the GPU's kernels; its copy engine must find them arrived.
-                self.mapping.flush()?;
-                self.buffer.download(offset, to)
-            }
-            _ => self.mapping.read(offset, to),
-        }
-    }
-
-    #[inline]
-    fn write(&mut self, method: AutoMethod, offset: usize, from: &[u8]) -> Result<()> {
-        match (method, &self.parallel, &mut self.agent) {
-            (AutoMethod::Parallel, Some(copier), _) => copier.write(&self.mapping, offset, from),
-            // An earlier write of the CPU's must not arrive after the GPU's.
-            (AutoMethod::Agent, _, Some(agent)) => {
-                self.mapping.flush()?;
-                agent.write(self.range, offset, from)
-            }
-            (AutoMethod::CopyEngine, _, _) => {
-                self.mapping.flush()?;
-                self.buffer.upload(offset, from)
-            }
-            _ => self.mapping.write(offset, from),
-        }
-    }
-
-    /// Between the start of the buffer and so much host memory.
-    fn copy(&mut self, direction: CopyDirection, method: AutoMethod, host: &mut [u8]) -> Result<()> {
-        match direction {
-            CopyDirection::HostToDevice => self.write(method, 0, host),
-            CopyDirection::DeviceToHost => self.read(method, 0, host),
-        }
+impl<'a> Helpers<'a> {
+    fn new(
+        session: &Session,
+        mapping: &Mapping<'_>,
+        ranges: impl IntoIterator<Item = DeviceRange<'a>>,
+        ordinal: usize,
+        options: &AutoOptions,
+    ) -> Result<Self> {
+        let agent = options.agent.clone().map(|agent| PushAgent::start(session, ranges, agent.gpu(ordinal)));
+        let parallel = options.parallel.clone().map(|copier| copier.gpu(mapping.facts().pci).build());
+        Ok(Self { parallel: parallel.transpose()?, agent: agent.transpose()? })
     }
 }
 
 impl<'a> AutoCopier<'a> {
-    /// Measures, for about as long as [`AutoOptions::time`], on memory of its own.
+    /// Measures, for about as long as [`AutoOptions::time`], on memory of its own; with an agent, which keeps what it was
+    /// started with, that memory stays allocated. The calling thread measures, so keep it on a CPU near the GPU first.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for options out of range; what [`Session::pin`], [`PushAgent::start`] and
+    /// `InvalidArgument` for options out of range; what [`Session::alloc_on`], [`Session::pin`], [`PushAgent::start`] and
     /// [`ParallelCopierBuilder::build`](crate::ParallelCopierBuilder::build) return.
     pub fn new(session: &Session, buffer: &'a DeviceBuffer, options: AutoOptions) -> Result<Self> {
-        options.check()?;
+        policy::sizes("auto", options.largest)?;
+        let largest = options.largest.min(buffer.len().max(64).next_power_of_two());
+        let sizes = policy::sizes("auto", largest)?;
         let mapping = session.pin(buffer)?.map()?;
-        let scratch = Arc::new(session.alloc_on(buffer.ordinal(), options.largest)?);
-        let agent = options.agent.map(|agent| {
-            let ranges: [DeviceRange<'a>; 2] = [DeviceRange::from(buffer), DeviceRange::from(&scratch)];
-            PushAgent::start(session, ranges, agent.gpu(buffer.ordinal()))
-        });
-        let parallel = options.parallel.map(|copier| copier.gpu(mapping.facts().pci).build());
-        let mut ways = Ways {
-            mapping: session.pin(&*scratch)?.map()?,
-            buffer: &scratch,
-            parallel: parallel.transpose()?,
-            agent: agent.transpose()?,
-            range: 1,
-        };
-        let mut host = vec![1; options.largest];
-        let h2d = measure::table(&mut ways, CopyDirection::HostToDevice, &mut host, options.time / 2)?;
-        let d2h = measure::table(&mut ways, CopyDirection::DeviceToHost, &mut host, options.time / 2)?;
-        let Ways { parallel, agent, .. } = ways;
-        Ok(Self { tables: [h2d, d2h], ways: Ways { mapping, buffer, parallel, agent, range: 0 } })
+        let scratch = Arc::new(session.alloc_on(buffer.ordinal(), largest)?);
+        let ranges: [DeviceRange<'a>; 2] = [DeviceRange::from(buffer), DeviceRange::from(&scratch)];
+        let Helpers { parallel, agent } = Helpers::new(session, &mapping, ranges, buffer.ordinal(), &options)?;
+        let is_emulated = session.backend() == BackendKind::Emulated;
+        let ways = Ways { mapping: session.pin(&*scratch)?.map()?, buffer: &scratch, parallel, agent, range: 1 };
+        let host = Host::new(&scratch, options.is_page_locked, is_emulated)?;
+        let mut trial = Trial { ways, host, is_page_locked: options.is_page_locked };
+
+        let mut budget = Budget::new(options.time, 2 * sizes.len());
+        let mut cells = |direction| policy::cells(&mut trial, direction, &sizes, &mut budget, |_| ());
+        let tables = [cells(CopyDirection::HostToDevice)?, cells(CopyDirection::DeviceToHost)?];
+        let policy = Policy::measured(MeasuredOn::now(session, buffer.ordinal(), &mapping)?, tables)?;
+
+        let Trial { ways: Ways { parallel, agent, .. }, host, .. } = trial;
+        let measured_with = agent.is_some().then_some(host).filter(Host::is_page_locked);
+        let ways = Ways { mapping, buffer, parallel, agent, range: 0 };
+        Ok(Self::follow(ways, policy, options.is_page_locked, measured_with))
     }
 
-    #[inline]
-    fn row(&self, direction: CopyDirection, bytes: usize) -> Option<&Row> {
-        self.tables[side(direction)].iter().find(|row| bytes <= row.up_to)
+    /// Follows this policy, and measures nothing. Where its best method is not to be had, because the options do not ask for
+    /// an agent or a parallel copier, or for one of fewer threads than the policy was measured with, the best of the row's
+    /// other candidates is used.
+    ///
+    /// Let it be a policy of this machine ([`Policy::mismatches`]). [`Session::calibrate`] makes one that has the agent with
+    /// [`Calibration::agent`](policy::Calibration::agent). The [built-in one](Policy::built_in) knows neither agent nor
+    /// parallel copies.
+    ///
+    /// # Errors
+    ///
+    /// What [`Session::pin`], [`PushAgent::start`] and [`ParallelCopierBuilder::build`](crate::ParallelCopierBuilder::build)
+    /// return.
+    pub fn with_policy(
+        session: &Session,
+        buffer: &'a DeviceBuffer,
+        policy: Policy,
+        options: AutoOptions,
+    ) -> Result<Self> {
+        let mapping = session.pin(buffer)?.map()?;
+        let ranges = [DeviceRange::from(buffer)];
+        let Helpers { parallel, agent } = Helpers::new(session, &mapping, ranges, buffer.ordinal(), &options)?;
+        let ways = Ways { mapping, buffer, parallel, agent, range: 0 };
+        Ok(Self::follow(ways, policy, options.is_page_locked, None))
     }
 
-    #[inline]
-    fn method(&self, direction: CopyDirection, bytes: usize) -> AutoMethod {
-        self.row(direction, bytes).map_or(AutoMethod::Bar1, |row| row.method)
+    fn follow(ways: Ways<'a, 'a>, policy: Policy, is_page_locked: bool, measured_with: Option<Host>) -> Self {
+        let offer: Offer = ways.offer(is_page_locked);
+        let directions = [CopyDirection::HostToDevice, CopyDirection::DeviceToHost];
+        let tables = directions.map(|direction| Table::new(&policy, direction, offer));
+        Self { tables, ways, policy, _measured_with: measured_with }
     }
 
     /// Reads `to.len()` bytes from byte `offset`.
@@ -248,7 +170,8 @@ impl<'a> AutoCopier<'a> {
     /// `OutOfBounds`, `WrongProcess`: `to` is untouched then. What the method returns otherwise.
     #[inline]
     pub fn read(&mut self, offset: usize, to: &mut [u8]) -> Result<()> {
-        let method = self.method(CopyDirection::DeviceToHost, to.len());
+        let [_, to_host] = &self.tables;
+        let method = to_host.method(to.len());
         self.ways.read(method, offset, to)
     }
 
@@ -259,17 +182,33 @@ impl<'a> AutoCopier<'a> {
     /// As [`AutoCopier::read`].
     #[inline]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
-        let method = self.method(CopyDirection::HostToDevice, from.len());
+        let [to_device, _] = &self.tables;
+        let method = to_device.method(from.len());
         self.ways.write(method, offset, from)
     }
 
-    /// What it does with a copy of so many bytes, and why.
+    /// What it does with a copy of so many bytes, why, and how that keeps the [promise](Self#ordering).
     #[must_use]
     pub fn explain(&self, direction: CopyDirection, bytes: usize) -> AutoChoice<'_> {
-        let table = &self.tables[side(direction)];
-        // The last row has no end, and 64 bytes are always measured.
-        let row = self.row(direction, bytes).unwrap_or(&table[table.len() - 1]);
-        AutoChoice { direction, bytes, row }
+        let [to_device, to_host] = &self.tables;
+        let table = match direction {
+            CopyDirection::HostToDevice => to_device,
+            CopyDirection::DeviceToHost => to_host,
+        };
+        AutoChoice { choice: self.policy.explain(direction, bytes), bytes, method: table.method(bytes) }
+    }
+
+    /// The policy that it follows.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The agent, where the options asked for one; the buffer is its range 0. It saves a copy on the CPU's side: its
+    /// [`read_into`](PushAgent::read_into) and [`write_from`](PushAgent::write_from) reach
+    /// [host buffers](PushAgent::host_buffer) of its own directly, and its `submit` has several requests in flight.
+    pub fn agent(&mut self) -> Option<&mut PushAgent<'a>> {
+        self.ways.agent.as_mut()
     }
 
     /// The mapping that it copies through, for single stores and loads in between.
@@ -283,15 +222,9 @@ impl fmt::Debug for AutoCopier<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AutoCopier")
             .field("buffer", self.ways.buffer)
+            .field("policy", &self.policy.source())
             .field("agent", &self.ways.agent)
-            .field("parallel", &self.ways.parallel.is_some())
+            .field("parallel", &self.ways.parallel)
             .finish_non_exhaustive()
-    }
-}
-
-fn side(direction: CopyDirection) -> usize {
-    match direction {
-        CopyDirection::HostToDevice => 0,
-        CopyDirection::DeviceToHost => 1,
     }
 }

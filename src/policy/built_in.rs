@@ -47,7 +47,7 @@ fn unmeasured(routine: &'static Routine) -> Policy {
 mod tests {
     use super::*;
     use crate::policy::CopyDirection;
-    use crate::policy::choose::Cell;
+    use crate::policy::choose::{Cell, MARGIN};
 
     const SIZES: [usize; 11] = [0, 1, 3, 63, 64, 65, 128, 4096, 64 << 10, 1 << 20, usize::MAX];
 
@@ -123,7 +123,8 @@ mod tests {
         for direction in CopyDirection::ALL {
             let rows = recorded(direction);
             for row in &rows {
-                let cell = Cell { bytes: row.measured.unwrap(), candidates: row.candidates.clone() };
+                let (bytes, candidates) = (row.measured.unwrap(), row.candidates.clone());
+                let cell = Cell { bytes, candidates, margin: MARGIN };
                 assert_eq!(row.best, cell.best(row.routine), "{direction} {row:?}");
             }
             let best = |bytes| row(&rows, bytes).best;

@@ -2,26 +2,18 @@
 
 #![allow(unsafe_code, reason = "routines are run on the mapping's own window, one after the other")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::choose::{self, Cell};
-use super::{CopyDirection, CopyMethod, MeasuredOn, Policy};
+#[cfg(feature = "cuda")]
+use super::rival::PageLocked;
+use super::{Block, Budget, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, rouse};
+use crate::agent::{AgentOptions, PushAgent};
 use crate::backend::MappingType;
+use crate::buffer::DeviceBuffer;
 use crate::copy::{self, ParallelCopier, ParallelCopierBuilder, Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::session::Session;
-use crate::sys::date;
-
-/// A block of calls takes about this long, so that reading the clock costs nothing.
-const BLOCK: Duration = Duration::from_micros(100);
-const MAX_CALLS: u32 = 1000;
-/// Blocks of each candidate, at each size.
-const MIN_ROUNDS: usize = 5;
-const MAX_ROUNDS: usize = 51;
-/// How long a block waits for workers to wake up, or to fall asleep.
-const PATIENCE: Duration = Duration::from_millis(1);
-const SMALLEST: usize = 64;
 
 /// What is measured by [`Session::calibrate`], and for how long.
 ///
@@ -33,6 +25,7 @@ pub struct Calibration {
     largest: usize,
     threads: Vec<usize>,
     copier: ParallelCopierBuilder,
+    agent: Option<AgentOptions>,
 }
 
 /// How far a calibration has come.
@@ -53,16 +46,17 @@ impl Default for Calibration {
         Self {
             gpu: 0,
             time: Duration::from_secs(5),
-            largest: 4 << 20,
+            largest: 64 << 20,
             threads: vec![2, 3, 4, 8],
             copier: ParallelCopier::builder(),
+            agent: None,
         }
     }
 }
 
 impl Calibration {
-    /// Every routine this processor has, parallel copies with 2, 3, 4 and 8 threads as far as there are CPUs, and
-    /// `cuMemcpy`; 64 bytes to 4 MiB in steps of 2; on GPU 0; in 5 s or so.
+    /// Every routine this processor has, parallel copies with 2, 3, 4 and 8 threads as far as there are CPUs, the GPU's
+    /// copy engine and `cuMemcpy`; 1 byte to 64 MiB in steps of 2; on GPU 0; in 5 s or so.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -75,14 +69,15 @@ impl Calibration {
         self
     }
 
-    /// About how long it may take. Five rounds are made at each size in any case, which is some seconds for large ones.
+    /// About how long it may take. Every way is tried some four times at each size in any case, unless it is far behind: at
+    /// large sizes that can be a second.
     #[must_use]
     pub fn time(mut self, time: Duration) -> Self {
         self.time = time;
         self
     }
 
-    /// Measures sizes up to this one, in bytes.
+    /// Measures sizes up to this one, in bytes; at least 64. It allocates and maps so much device memory.
     #[must_use]
     pub fn largest(mut self, bytes: usize) -> Self {
         self.largest = bytes;
@@ -90,7 +85,7 @@ impl Calibration {
     }
 
     /// Measures parallel copies of these numbers of threads; none at all where the list is empty. Numbers for which there
-    /// are not enough CPUs are left out.
+    /// are not enough CPUs are left out, and so are sizes at which the copier would copy with one.
     #[must_use]
     pub fn threads(mut self, threads: impl IntoIterator<Item = usize>) -> Self {
         self.threads = threads.into_iter().filter(|&threads| threads > 1).collect();
@@ -104,47 +99,47 @@ impl Calibration {
         self
     }
 
+    /// Measures a [`PushAgent`], too, with these settings; its GPU is [`Calibration::gpu`].
+    #[must_use]
+    pub fn agent(mut self, options: AgentOptions) -> Self {
+        self.agent = Some(options);
+        self
+    }
+
     /// See [`Session::calibrate`].
     pub(crate) fn run(&self, session: &Session, mut progress: impl FnMut(Progress)) -> Result<Policy> {
-        if self.largest < SMALLEST {
-            let cause = format!("nothing is measured below {SMALLEST} bytes, and the largest size is {}", self.largest);
-            return Err(Error::new("calibrate", ErrorKind::InvalidArgument, cause).remedy("ask for a larger size"));
-        }
+        let sizes = super::sizes("calibrate", self.largest)?;
         let buffer = session.alloc_on(self.gpu, self.largest)?;
         let pinned = session.pin(&buffer)?;
         let mapping = pinned.map()?;
         let copiers = self.copiers(&mapping)?;
+        // Page-locked memory is freed when the agent's kernel has ended, for freeing waits for it.
         #[cfg(feature = "cuda")]
-        let mut rival = super::rival::CudaMemcpy::new(session, &buffer)?;
+        let locked = PageLocked::new(session, &buffer)?;
+        let agent = self.agent.clone().map(|options| PushAgent::start(session, [&buffer], options.gpu(self.gpu)));
+        let mut lab = Lab {
+            agent: agent.transpose()?,
+            mapping: &mapping,
+            buffer: &buffer,
+            routines: CopyDirection::ALL.map(|direction| routines(&mapping, direction)),
+            copiers,
+            host: vec![1; self.largest],
+            #[cfg(feature = "cuda")]
+            locked,
+        };
 
-        let sizes: Vec<_> = std::iter::successors(Some(SMALLEST), |size| size.checked_mul(2))
-            .take_while(|&size| size <= self.largest)
-            .collect();
         let of = 2 * sizes.len();
-        let each = self.time / u32::try_from(of).unwrap_or(u32::MAX);
-        let mut host = vec![1; self.largest];
+        let mut budget = Budget::new(self.time, of);
         let mut tables = [Vec::new(), Vec::new()];
+        let mut done = 0;
         for (table, direction) in tables.iter_mut().zip(CopyDirection::ALL) {
-            let mut cells = Vec::new();
-            for &bytes in &sizes {
-                progress(Progress { done: table_done(direction, sizes.len()) + cells.len(), of, direction, bytes });
-                let mut arms: Vec<Box<dyn Arm + '_>> = Vec::new();
-                for routine in routines(&mapping, direction) {
-                    arms.push(Box::new(OneCore { mapping: &mapping, routine }));
-                }
-                for copier in &copiers {
-                    arms.push(Box::new(Together { mapping: &mapping, copier }));
-                }
-                #[cfg(feature = "cuda")]
-                if let Some(rival) = &mut rival {
-                    arms.push(Box::new(rival));
-                }
-                cells.push(cell(&mapping, arms, direction, &mut host[..bytes], each)?);
-            }
-            *table = choose::rows(cells);
+            let begin = |bytes| {
+                progress(Progress { done, of, direction, bytes });
+                done += 1;
+            };
+            *table = super::cells(&mut lab, direction, &sizes, &mut budget, begin)?;
         }
-        let [h2d, d2h] = tables;
-        Policy::new("measured now".to_owned(), measured_on(session, self.gpu, &mapping)?, h2d, d2h)
+        Policy::measured(MeasuredOn::now(session, self.gpu, &mapping)?, tables)
     }
 
     /// One for each number of threads there are CPUs for.
@@ -163,20 +158,6 @@ impl Calibration {
     }
 }
 
-fn table_done(direction: CopyDirection, sizes: usize) -> usize {
-    match direction {
-        CopyDirection::HostToDevice => 0,
-        CopyDirection::DeviceToHost => sizes,
-    }
-}
-
-fn measured_on(session: &Session, ordinal: usize, mapping: &Mapping<'_>) -> Result<MeasuredOn> {
-    let here = MeasuredOn::here(session.backend());
-    let gpus = session.gpus()?;
-    let here = gpus.iter().find(|gpu| gpu.ordinal == ordinal).map_or(here.clone(), |gpu| here.on(gpu));
-    Ok(MeasuredOn { mapping: Some(mapping.mapping_type().to_string()), date: date::now(), ..here })
-}
-
 /// The routines that are candidates. Not `scalar` beside others, whose loads are a round trip for each 8 bytes; and not
 /// `movdir64b` for loads, which are those of the routine it is built on.
 fn routines(mapping: &Mapping<'_>, direction: CopyDirection) -> Vec<&'static Routine> {
@@ -193,151 +174,127 @@ fn routines(mapping: &Mapping<'_>, direction: CopyDirection) -> Vec<&'static Rou
     if usable.is_empty() { vec![copy::scalar_routine()] } else { usable }
 }
 
-/// A candidate.
-pub(super) trait Arm {
-    fn method(&self) -> CopyMethod;
-
-    /// Makes ready for a block of calls.
-    fn prepare(&mut self) {}
-
-    /// Lets go of what the next candidate may need.
-    fn settle(&mut self) {}
-
-    /// Copies between the start of the device memory and so much host memory, with the fences of a plain copy.
-    fn copy(&mut self, direction: CopyDirection, host: &mut [u8]) -> Result<()>;
-}
-
-/// The calling thread with a routine of its own choice.
-struct OneCore<'a> {
+/// The ways there are between one device buffer and host memory.
+struct Lab<'a> {
+    agent: Option<PushAgent<'a>>,
     mapping: &'a Mapping<'a>,
-    routine: &'static Routine,
+    buffer: &'a DeviceBuffer,
+    /// To the device and from it.
+    routines: [Vec<&'static Routine>; 2],
+    copiers: Vec<ParallelCopier>,
+    host: Vec<u8>,
+    #[cfg(feature = "cuda")]
+    locked: Option<PageLocked<'a>>,
 }
 
-impl Arm for OneCore<'_> {
-    fn method(&self) -> CopyMethod {
-        CopyMethod::Routine(self.routine.name())
-    }
-
-    #[inline]
-    fn copy(&mut self, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
-        let device = self.mapping.at("calibrate", 0, host.len())?;
+impl Lab<'_> {
+    fn routines(&self, direction: CopyDirection) -> &[&'static Routine] {
+        let [to_device, to_host] = &self.routines;
         match direction {
-            CopyDirection::HostToDevice => {
-                // SAFETY: `at` proved that the bytes lie in the live window; host memory does not overlap it.
-                unsafe { self.routine.store(device, host) };
-                fence::store();
-            }
-            CopyDirection::DeviceToHost => {
-                fence::full();
-                // SAFETY: as above, and the window is whole pages and so whole lines.
-                unsafe { self.routine.load(host, device) };
-                fence::load();
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Several threads.
-struct Together<'a> {
-    mapping: &'a Mapping<'a>,
-    copier: &'a ParallelCopier,
-}
-
-impl Arm for Together<'_> {
-    fn method(&self) -> CopyMethod {
-        CopyMethod::Parallel(self.copier.threads())
-    }
-
-    fn prepare(&mut self) {
-        self.copier.wake();
-        wait_until(|| self.copier.awake() + 1 == self.copier.threads());
-    }
-
-    fn settle(&mut self) {
-        // The workers of the next copier are on the same CPUs.
-        wait_until(|| self.copier.awake() == 0);
-    }
-
-    #[inline]
-    fn copy(&mut self, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
-        match direction {
-            CopyDirection::HostToDevice => self.copier.write(self.mapping, 0, host),
-            CopyDirection::DeviceToHost => self.copier.read(self.mapping, 0, host),
+            CopyDirection::HostToDevice => to_device,
+            CopyDirection::DeviceToHost => to_host,
         }
     }
-}
 
-fn wait_until(is_so: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is_so() && started.elapsed() < PATIENCE {
-        std::hint::spin_loop();
+    /// A method that is none of `methods`.
+    fn missing(method: CopyMethod) -> Error {
+        Error::new("calibrate", ErrorKind::InvalidArgument, format!("method {method} is not set up"))
     }
 }
 
-/// Blocks of all candidates in turn, beginning with another one in each round, so that whatever changes meanwhile changes
-/// for all of them; and of each the median.
-fn cell(
-    mapping: &Mapping<'_>,
-    mut arms: Vec<Box<dyn Arm + '_>>,
-    direction: CopyDirection,
-    host: &mut [u8],
-    time: Duration,
-) -> Result<Cell> {
-    let started = Instant::now();
-    let mut calls = vec![1; arms.len()];
-    let mut samples = vec![Vec::with_capacity(MAX_ROUNDS); arms.len()];
-    let mut rounds = 0;
-    while rounds < MIN_ROUNDS || (rounds < MAX_ROUNDS && started.elapsed() < time) {
-        for n in 0..arms.len() {
-            let at = (n + rounds) % arms.len();
-            let arm = &mut arms[at];
-            arm.prepare();
-            if rounds == 0 {
-                calls[at] = calls_in_a_block(arm.as_mut(), direction, host)?;
-            }
-            // Untimed, so that each finds caches and workers as it leaves them itself.
-            arm.copy(direction, host)?;
-            let begun = Instant::now();
-            for _ in 0..calls[at] {
-                arm.copy(direction, host)?;
-            }
-            samples[at].push(begun.elapsed().as_secs_f64() * 1e9 / f64::from(calls[at]));
-            arm.settle();
-            mapping.flush()?;
+impl Subject for Lab<'_> {
+    fn methods(&self, direction: CopyDirection, bytes: usize) -> Vec<CopyMethod> {
+        let mut methods: Vec<_> =
+            self.routines(direction).iter().map(|routine| CopyMethod::Routine(routine.name())).collect();
+        if super::are_shared(direction, bytes) {
+            methods.extend(self.copiers.iter().map(|copier| CopyMethod::Parallel(copier.threads())));
         }
-        rounds += 1;
+        methods.extend(self.agent.is_some().then_some(CopyMethod::Agent));
+        methods.push(CopyMethod::CopyEngine);
+        #[cfg(feature = "cuda")]
+        if self.locked.is_some() {
+            methods.extend([CopyMethod::CudaMemcpy, CopyMethod::CopyEnginePinned]);
+        }
+        methods
     }
-    let medians = samples.into_iter().map(median);
-    let candidates = arms.iter().map(|arm| arm.method()).zip(medians).collect();
-    Ok(Cell { bytes: host.len(), candidates })
-}
 
-fn calls_in_a_block(arm: &mut (dyn Arm + '_), direction: CopyDirection, host: &mut [u8]) -> Result<u32> {
-    arm.copy(direction, host)?;
-    let begun = Instant::now();
-    arm.copy(direction, host)?;
-    let calls = BLOCK.as_nanos() / begun.elapsed().as_nanos().max(1);
-    Ok(u32::try_from(calls).unwrap_or(MAX_CALLS).clamp(1, MAX_CALLS))
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    let middle = samples.len() / 2;
-    match samples.len() {
-        0 => f64::INFINITY,
-        n if n % 2 == 1 => samples[middle],
-        _ => f64::midpoint(samples[middle - 1], samples[middle]),
+    fn block(&mut self, method: CopyMethod, direction: CopyDirection, bytes: usize, block: Block) -> Result<Duration> {
+        let mapping = self.mapping;
+        let taken = match method {
+            CopyMethod::Routine(name) => {
+                let routine = self.routines(direction).iter().copied().find(|routine| routine.name() == name);
+                let routine = routine.ok_or_else(|| Self::missing(method))?;
+                let host = &mut self.host[..bytes];
+                block.time(|| one_core(mapping, routine, direction, host))
+            }
+            CopyMethod::Parallel(threads) => {
+                let copier = self.copiers.iter().find(|copier| copier.threads() == threads);
+                let copier = copier.ok_or_else(|| Self::missing(method))?;
+                let host = &mut self.host[..bytes];
+                rouse(copier);
+                let taken = match direction {
+                    CopyDirection::HostToDevice => block.time(|| copier.write(mapping, 0, host)),
+                    CopyDirection::DeviceToHost => block.time(|| copier.read(mapping, 0, host)),
+                };
+                rest(copier);
+                taken
+            }
+            CopyMethod::Agent => {
+                let agent = self.agent.as_mut().ok_or_else(|| Self::missing(method))?;
+                let host = &mut self.host[..bytes];
+                match direction {
+                    CopyDirection::HostToDevice => block.time(|| agent.write(0, 0, host)),
+                    CopyDirection::DeviceToHost => block.time(|| agent.read(0, 0, host)),
+                }
+            }
+            CopyMethod::CopyEngine => {
+                let host = &mut self.host[..bytes];
+                block.time(|| copy_engine(mapping, self.buffer, direction, host))
+            }
+            #[cfg(feature = "cuda")]
+            CopyMethod::CudaMemcpy => {
+                let locked = self.locked.as_mut().ok_or_else(|| Self::missing(method))?;
+                block.time(|| locked.cuda_memcpy(direction, bytes))
+            }
+            #[cfg(feature = "cuda")]
+            CopyMethod::CopyEnginePinned => {
+                let locked = self.locked.as_mut().ok_or_else(|| Self::missing(method))?;
+                let host = locked.host(bytes);
+                block.time(|| copy_engine(mapping, self.buffer, direction, host))
+            }
+            #[cfg(not(feature = "cuda"))]
+            _ => Err(Self::missing(method)),
+        };
+        mapping.flush()?;
+        taken
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Copies with a routine, and with the fences of a plain copy.
+#[inline]
+fn one_core(mapping: &Mapping<'_>, routine: &Routine, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
+    let device = mapping.at("calibrate", 0, host.len())?;
+    match direction {
+        CopyDirection::HostToDevice => {
+            // SAFETY: `at` proved that the bytes lie in the live window; host memory does not overlap it.
+            unsafe { routine.store(device, host) };
+            fence::store();
+        }
+        CopyDirection::DeviceToHost => {
+            fence::full();
+            // SAFETY: as above, and the window is whole pages and so whole lines.
+            unsafe { routine.load(host, device) };
+            fence::load();
+        }
+    }
+    Ok(())
+}
 
-    #[test]
-    fn medians() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+/// Copies as an automatic copier does by the copy engine.
+fn copy_engine(mapping: &Mapping<'_>, buffer: &DeviceBuffer, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
+    mapping.flush()?;
+    match direction {
+        CopyDirection::HostToDevice => buffer.upload(0, host),
+        CopyDirection::DeviceToHost => buffer.download(0, host),
     }
 }

@@ -1,17 +1,20 @@
 //! From figures to a table.
 
+use super::measure::largest_alone;
 use super::routines::MAX_CLASSES;
-use super::{CopyMethod, Row};
+use super::{CopyDirection, CopyMethod, Row};
 
 /// What every candidate took at one size: median times in nanoseconds.
 #[derive(Clone, Debug)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     pub(super) bytes: usize,
     pub(super) candidates: Vec<(CopyMethod, f64)>,
+    /// The best method and a plainer one within this ratio are equally good.
+    pub(super) margin: f64,
 }
 
-/// Two ways within this are equally good: less than that is not told apart from noise.
-const MARGIN: f64 = 1.03;
+/// Two routines within this are equally good: less than that is not told apart from noise.
+pub(super) const MARGIN: f64 = 1.03;
 
 impl Cell {
     fn routines(&self) -> impl Iterator<Item = (&'static str, f64)> {
@@ -21,7 +24,7 @@ impl Cell {
         })
     }
 
-    /// A routine's time over that of the best.
+    /// A routine's time over that of the best; 1 where no routine was measured.
     fn ratio(&self, routine: &str) -> f64 {
         let best = self.routines().map(|(_, ns)| ns).fold(f64::INFINITY, f64::min);
         let own = self.routines().find(|(name, _)| *name == routine).map_or(f64::INFINITY, |(_, ns)| ns);
@@ -29,37 +32,74 @@ impl Cell {
         if own <= best { 1.0 } else { own / best.max(0.1) }
     }
 
-    /// The first method that is as good as any, in the order: the routine, few threads, many threads, CUDA.
+    /// What a method took.
+    pub(super) fn ns(&self, method: CopyMethod) -> Option<f64> {
+        self.candidates.iter().find(|(candidate, _)| *candidate == method).map(|(_, ns)| *ns)
+    }
+
+    /// The least that any of these took.
+    pub(super) fn fastest(&self, is_one: impl Fn(CopyMethod) -> bool) -> f64 {
+        let those = self.candidates.iter().filter(|(method, _)| is_one(*method));
+        those.map(|(_, ns)| *ns).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The plainest method that is as good as any, with this routine in force.
     pub(super) fn best(&self, routine: &'static str) -> CopyMethod {
-        let rank = |method: CopyMethod| match method {
-            CopyMethod::Routine(_) => 0,
-            CopyMethod::Parallel(threads) => threads,
-            CopyMethod::CudaMemcpy => usize::MAX,
-        };
         let fits = |method: CopyMethod| !matches!(method, CopyMethod::Routine(name) if name != routine);
-        let fitting = || self.candidates.iter().filter(|(method, _)| fits(*method));
-        let fastest = fitting().map(|(_, ns)| *ns).fold(f64::INFINITY, f64::min);
-        let good = fitting().filter(|(_, ns)| *ns <= fastest * MARGIN);
-        good.map(|(method, _)| *method).min_by_key(|method| rank(*method)).unwrap_or(CopyMethod::Routine(routine))
+        let limit = self.fastest(fits) * self.margin;
+        let good = self.candidates.iter().filter(|(method, ns)| fits(*method) && *ns <= limit);
+        good.map(|(method, _)| *method).min_by_key(|method| method.rank()).unwrap_or(CopyMethod::Routine(routine))
     }
 }
 
-/// The rows for these cells, which are in ascending order of size and have the same routines. A row reaches half-way to
-/// its neighbours on a scale of ratios. One routine serves them all if it is within the margin of the best everywhere, else
-/// as few as there can be.
-pub(super) fn rows(cells: Vec<Cell>) -> Vec<Row> {
+/// The rows for these cells, which are in ascending order of size. A row reaches to where its neighbour's method becomes the
+/// quicker one, or else half-way to its neighbour on a scale of ratios. One routine serves them all if it is within the
+/// margin of the best everywhere, else as few as there can be.
+pub(super) fn rows(direction: CopyDirection, cells: Vec<Cell>) -> Vec<Row> {
     let routines = routines(&cells);
-    let middle = |n: usize| Some((cells.get(n)?.bytes * cells.get(n + 1)?.bytes).isqrt());
-    let first = |n: usize| n.checked_sub(1).and_then(middle).map_or(1, |before| before + 1);
-    let row = |(n, routine): (usize, &'static str)| Row {
-        first: first(n),
-        last: middle(n).unwrap_or(usize::MAX),
-        measured: Some(cells[n].bytes),
-        routine,
-        best: cells[n].best(routine),
-        candidates: cells[n].candidates.clone(),
-    };
-    routines.into_iter().enumerate().map(row).collect()
+    let best: Vec<_> = cells.iter().zip(&routines).map(|(cell, routine)| cell.best(routine)).collect();
+    let mut first = 1;
+    let mut rows = Vec::with_capacity(cells.len());
+    for (n, cell) in cells.iter().enumerate() {
+        let last = match (cells.get(n + 1), best.get(n + 1)) {
+            (Some(next), Some(&method)) => {
+                let last = meet((cell, best[n]), (next, method));
+                // What a parallel copier would copy alone is not in its row.
+                let is_parallel = matches!(method, CopyMethod::Parallel(_));
+                if is_parallel { last.max(largest_alone(direction).min(next.bytes - 1)) } else { last }
+            }
+            _ => usize::MAX,
+        };
+        rows.push(Row {
+            first,
+            last,
+            measured: Some(cell.bytes),
+            routine: routines[n],
+            best: best[n],
+            candidates: cell.candidates.clone(),
+        });
+        first = last.saturating_add(1);
+    }
+    rows
+}
+
+/// The last size of the lower of two neighbours, each with its best method.
+fn meet((below, low): (&Cell, CopyMethod), (above, high): (&Cell, CopyMethod)) -> usize {
+    /// Steps between the two.
+    const STEPS: u16 = 256;
+    let middle = (below.bytes * above.bytes).isqrt();
+    // How much longer the lower one's method takes than the upper one's, in between on a straight line.
+    let longer = |cell: &Cell| Some(cell.ns(low)? - cell.ns(high)?);
+    match (longer(below), longer(above)) {
+        (Some(start), Some(end)) if start < 0.0 && end > 0.0 => {
+            let share = start / (start - end) * f64::from(STEPS);
+            let steps = (1..STEPS).filter(|&step| f64::from(step) <= share).count();
+            below.bytes
+                + (above.bytes - below.bytes) / usize::from(STEPS) * steps
+                + (above.bytes - below.bytes) % usize::from(STEPS) * steps / usize::from(STEPS)
+        }
+        _ => middle,
+    }
 }
 
 /// The routine of each cell.
@@ -77,16 +117,22 @@ fn routines(cells: &[Cell]) -> Vec<&'static str> {
 
 /// The fewest runs of cells, each with a routine that is within the margin of the best in all of them.
 fn runs(cells: &[Cell], margin: f64) -> Vec<(usize, &'static str)> {
+    let mut names: Vec<&'static str> = Vec::new();
+    for (name, _) in cells.iter().flat_map(Cell::routines) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
     let mut runs = Vec::new();
     let mut left = cells;
-    while let [cell, ..] = left {
+    while !left.is_empty() {
         // How far each routine reaches; of those that reach farthest the one that is best in sum.
         let reach = |name: &str| left.iter().take_while(|cell| cell.ratio(name) <= margin).count();
-        let farthest = cell.routines().map(|(name, _)| reach(name)).max().unwrap_or(1).max(1);
+        let farthest = names.iter().map(|name| reach(name)).max().unwrap_or(left.len()).max(1);
         let (run, rest) = left.split_at(farthest);
         let sum = |name: &str| run.iter().map(|cell| cell.ratio(name)).sum::<f64>();
-        let names = cell.routines().map(|(name, _)| name).filter(|name| reach(name) == farthest);
-        let best = names.min_by(|a, b| sum(a).total_cmp(&sum(b)));
+        let best = names.iter().copied().filter(|name| reach(name) == farthest);
+        let best = best.min_by(|a, b| sum(a).total_cmp(&sum(b)));
         runs.push((farthest, best.unwrap_or(crate::copy::preferred().name())));
         left = rest;
     }
@@ -97,13 +143,15 @@ fn runs(cells: &[Cell], margin: f64) -> Vec<(usize, &'static str)> {
 mod tests {
     use super::*;
 
+    const D2H: CopyDirection = CopyDirection::DeviceToHost;
+
     fn cell(bytes: usize, figures: &[(&str, f64)]) -> Cell {
         let method = |(name, ns): &(&str, f64)| (name.parse().unwrap(), *ns);
-        Cell { bytes, candidates: figures.iter().map(method).collect() }
+        Cell { bytes, candidates: figures.iter().map(method).collect(), margin: MARGIN }
     }
 
     fn table(cells: &[(usize, f64, f64)]) -> Vec<Row> {
-        rows(cells.iter().map(|&(bytes, a, b)| cell(bytes, &[("avx2", a), ("avx512", b)])).collect())
+        rows(D2H, cells.iter().map(|&(bytes, a, b)| cell(bytes, &[("avx2", a), ("avx512", b)])).collect())
     }
 
     fn names(rows: &[Row]) -> Vec<&str> {
@@ -115,6 +163,48 @@ mod tests {
         let rows = table(&[(64, 1.0, 2.0), (256, 1.0, 2.0), (1024, 1.0, 2.0)]);
         let sizes: Vec<_> = rows.iter().map(|row| (row.first, row.measured.unwrap(), row.last)).collect();
         assert_eq!(sizes, [(1, 64, 128), (129, 256, 512), (513, 1024, usize::MAX)]);
+    }
+
+    #[test]
+    fn rows_meet_where_one_method_becomes_quicker_than_the_other() {
+        let best_and_last = |low: (f64, f64), high: (f64, f64)| {
+            let figures = |(core, agent)| [("avx2", core), ("agent", agent)];
+            let rows = rows(D2H, vec![cell(1024, &figures(low)), cell(2048, &figures(high))]);
+            (rows[0].best, rows[1].best, rows[0].last)
+        };
+        let (core, agent) = (CopyMethod::Routine("avx2"), CopyMethod::Agent);
+        // Equal at a quarter, and at three quarters of the way.
+        assert_eq!(best_and_last((1000.0, 1100.0), (1600.0, 1300.0)), (core, agent, 1024 + 256));
+        assert_eq!(best_and_last((1000.0, 1300.0), (1600.0, 1500.0)), (core, agent, 1024 + 768));
+        // No crossing in between: the plainer one was taken, though it was a little slower.
+        assert_eq!(best_and_last((1001.0, 1000.0), (1600.0, 1000.0)), (core, agent, 1448));
+        let unknown = rows(D2H, vec![cell(1024, &[("avx2", 1.0)]), cell(2048, &[("agent", 1.0)])]);
+        assert_eq!((unknown[0].last, unknown[1].first), (1448, 1449));
+        let small =
+            rows(D2H, vec![cell(1, &[("avx2", 1.0), ("agent", 2.0)]), cell(2, &[("avx2", 2.0), ("agent", 1.0)])]);
+        assert_eq!((small[0].last, small[1].first), (1, 2));
+    }
+
+    #[test]
+    fn what_a_parallel_copier_copies_alone_is_not_in_its_row() {
+        let cells =
+            |low, high| vec![cell(low, &[("avx2", 900.0)]), cell(high, &[("avx2", 1800.0), ("parallel-2", 1000.0)])];
+        let last = |direction, low, high| rows(direction, cells(low, high))[0].last;
+        assert_eq!(last(CopyDirection::HostToDevice, 8 << 10, 16 << 10), (16 << 10) - 1);
+        assert_eq!(last(D2H, 1024, 2048), 1448);
+    }
+
+    #[test]
+    fn sizes_without_a_routine_keep_their_neighbour_s() {
+        let cells = vec![
+            cell(64, &[("avx2", 120.0), ("avx512", 100.0)]),
+            cell(128, &[("avx2", 120.0), ("avx512", 100.0), ("agent", 20.0)]),
+            cell(256, &[("agent", 20.0)]),
+            cell(512, &[("agent", 20.0)]),
+        ];
+        let rows = rows(D2H, cells);
+        assert_eq!(names(&rows), ["avx512"; 4]);
+        assert_eq!((rows[0].best, rows[3].best), (CopyMethod::Routine("avx512"), CopyMethod::Agent));
     }
 
     #[test]

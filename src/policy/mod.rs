@@ -8,8 +8,18 @@
 //!
 //! A policy never changes what a call means. [`Mapping::write`](crate::Mapping::write) and
 //! [`read`](crate::Mapping::read) follow it in the choice of the routine alone, and all routines keep the same promises.
-//! The other methods, several threads or the GPU's copy engine, are what [`Policy::explain`] recommends; taking one is up
-//! to the program. A routine that the program or `GDRCOPY_COPY` names wins over the policy at every size.
+//! The other methods, several threads, an agent on the GPU or its copy engine, are what [`Policy::explain`] recommends;
+//! taking one is up to the program, or to an [`AutoCopier`](crate::auto::AutoCopier), which follows a policy in the choice of
+//! the method. A routine that the program or `GDRCOPY_COPY` names wins over the policy at every size.
+//!
+//! # How it is measured
+//!
+//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, with the workers of a parallel copier
+//! awake and an agent's kernel on the GPU, as in a burst; of each the median. Ways within 10 % of the best are measured until
+//! each is known to 1 % (95 % interval), or time is up. The best method is the plainest that is
+//! within the noise of the quickest, 1 to 3 %: a routine, fewer threads, more threads, the agent, the copy engine. Way
+//! after way is given up: at a size where it takes more than 4 times the best, and at all larger ones once its time doubles
+//! with the size and would take too much of what there is.
 //!
 //! # The file
 //!
@@ -26,19 +36,34 @@
 //!
 //! h2d 1-181 measured=128 routine=avx512 best=avx512 | avx512=165.1 cuda_memcpy_pinned=8110.1
 //! h2d 182- measured=256 routine=avx512 best=avx512 | avx512=167.8 cuda_memcpy_pinned=8192.0
-//! d2h 1- routine=avx512 best=avx512
+//! d2h 1-1024 routine=avx512 best=avx512
+//! d2h 1025- routine=avx512 best=agent
 //! ```
 //!
 //! `schema` comes first and is required; of the others those that are known. A row names the direction, its first and last
-//! size in bytes (none: no end), the size that was measured, the routine of plain copies, and the best method: the routine,
-//! `parallel-N` for a [`ParallelCopier`](crate::ParallelCopier) of N threads, or `cuda_memcpy_pinned` for a synchronous
-//! `cuMemcpy` with page-locked memory. Behind the bar stands what every candidate took, as a median in nanoseconds: it
-//! decides nothing, and shows why. The rows of a direction begin at 1 byte, leave no gap and do not overlap, and their
-//! routines change no more than three times.
+//! size in bytes (none: no end), the size that was measured, the routine of plain copies, and the best method:
+//!
+//! | name | method |
+//! |---|---|
+//! | `avx512`, .. | the row's routine on one core |
+//! | `parallel-N` | a [`ParallelCopier`](crate::ParallelCopier) of N threads |
+//! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory |
+//! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: [`Mapping::flush`](crate::Mapping::flush), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
+//! | `copy_engine_pinned` | the same with page-locked host memory |
+//! | `cuda_memcpy_pinned` | a synchronous `cuMemcpy` with page-locked host memory, and nothing before it |
+//!
+//! Behind the bar stands what every candidate took, as a median in nanoseconds: it shows why, and it decides where the best
+//! method is not to be had. Candidates that a file lacks, because it was written before they were known or because they were
+//! far behind, are not used. The rows of a direction begin at 1 byte, leave no gap and do not overlap, and their routines
+//! change no more than three times.
 
+mod arm;
 mod built_in;
 mod calibrate;
 mod choose;
+mod measure;
+mod method;
+mod origin;
 #[cfg(feature = "cuda")]
 mod rival;
 mod routines;
@@ -47,159 +72,20 @@ mod text;
 use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::str::FromStr;
 
 pub use calibrate::{Calibration, Progress};
+use choose::Cell;
+pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
+pub use method::{CopyDirection, CopyMethod};
+pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;
 
 use crate::backend::BackendKind;
 use crate::copy::{self, Routine};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::GpuInfo;
 use crate::session::Session;
-use crate::sys::cpu;
 
 const OP: &str = "policy";
-
-/// Which way bytes go.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "tools", derive(serde::Serialize))]
-pub enum CopyDirection {
-    /// Writes.
-    #[cfg_attr(feature = "tools", serde(rename = "h2d"))]
-    HostToDevice,
-    /// Reads.
-    #[cfg_attr(feature = "tools", serde(rename = "d2h"))]
-    DeviceToHost,
-}
-
-impl CopyDirection {
-    const ALL: [Self; 2] = [Self::HostToDevice, Self::DeviceToHost];
-
-    /// `h2d` or `d2h`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::HostToDevice => "h2d",
-            Self::DeviceToHost => "d2h",
-        }
-    }
-
-    /// `Host to device` or `Device to host`.
-    #[must_use]
-    pub const fn in_words(self) -> &'static str {
-        match self {
-            Self::HostToDevice => "Host to device",
-            Self::DeviceToHost => "Device to host",
-        }
-    }
-}
-
-impl fmt::Display for CopyDirection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A way to copy.
-#[non_exhaustive]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum CopyMethod {
-    /// One core, with the routine of this name.
-    Routine(&'static str),
-    /// A [`ParallelCopier`](crate::ParallelCopier) of so many threads, the calling one among them.
-    Parallel(usize),
-    /// A synchronous `cuMemcpy` from or to page-locked host memory.
-    CudaMemcpy,
-}
-
-const CUDA_MEMCPY: &str = "cuda_memcpy_pinned";
-const PARALLEL: &str = "parallel-";
-
-impl fmt::Display for CopyMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Routine(name) => f.pad(name),
-            Self::Parallel(threads) => f.pad(&format!("{PARALLEL}{threads}")),
-            Self::CudaMemcpy => f.pad(CUDA_MEMCPY),
-        }
-    }
-}
-
-impl FromStr for CopyMethod {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        if text == CUDA_MEMCPY {
-            return Ok(Self::CudaMemcpy);
-        }
-        if let Some(threads) = text.strip_prefix(PARALLEL).and_then(|threads| threads.parse().ok()) {
-            return Ok(Self::Parallel(threads));
-        }
-        let routines = copy::routines();
-        let routine = routines.iter().find(|routine| routine.name() == text);
-        routine.map(|routine| Self::Routine(routine.name())).ok_or_else(|| {
-            let names: Vec<_> = routines.iter().map(|routine| routine.name()).collect();
-            Error::new(OP, ErrorKind::InvalidArgument, format!("there is no method {text:?}"))
-                .remedy(format!("choose one of {}, {PARALLEL}2 and so on, {CUDA_MEMCPY}", names.join(", ")))
-        })
-    }
-}
-
-/// What a policy was measured on, as far as is known.
-#[non_exhaustive]
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct MeasuredOn {
-    /// Model name of the CPU.
-    pub cpu: Option<String>,
-    /// Product name of the GPU.
-    pub gpu: Option<String>,
-    /// PCIe link, such as `gen 5 x16`.
-    pub link: Option<String>,
-    /// Backend.
-    pub backend: Option<String>,
-    /// Mapping type, such as `WC`.
-    pub mapping: Option<String>,
-    /// Version of the GPU's driver.
-    pub driver: Option<String>,
-    /// When, in UTC.
-    pub date: Option<String>,
-}
-
-impl MeasuredOn {
-    /// This machine, as far as it is known without a GPU.
-    fn here(backend: BackendKind) -> Self {
-        Self { cpu: cpu::model(), backend: Some(backend.name().to_owned()), ..Self::default() }
-    }
-
-    fn on(self, gpu: &GpuInfo) -> Self {
-        let link = gpu.link.map(|link| format!("gen {} x{}", link.max_generation, link.max_width));
-        Self { gpu: Some(gpu.name.clone()), link, driver: gpu.driver.clone(), ..self }
-    }
-
-    /// Names and values, in the order of the file.
-    fn facts(&self) -> [(&'static str, &Option<String>); 7] {
-        [
-            ("cpu", &self.cpu),
-            ("gpu", &self.gpu),
-            ("link", &self.link),
-            ("backend", &self.backend),
-            ("mapping", &self.mapping),
-            ("driver", &self.driver),
-            ("date", &self.date),
-        ]
-    }
-
-    /// What is known of both and differs, but for the date.
-    fn differences(&self, here: &Self) -> Vec<String> {
-        let pairs = self.facts().into_iter().zip(here.facts()).filter(|((name, _), _)| *name != "date");
-        let known = pairs.filter_map(|((name, there), (_, here))| Some((name, there.as_ref()?, here.as_ref()?)));
-        known
-            .filter(|(_, there, here)| there != here)
-            .map(|(name, there, here)| format!("{name}: measured on '{there}', and this is '{here}'"))
-            .collect()
-    }
-}
 
 /// One line of the table.
 #[derive(Clone, PartialEq, Debug)]
@@ -251,23 +137,54 @@ impl Choice<'_> {
         (self.row.first, self.row.last)
     }
 
+    /// The size in bytes that was measured for these, where one was.
+    #[must_use]
+    pub fn measured(&self) -> Option<usize> {
+        self.row.measured
+    }
+
     /// What each candidate took: median times in nanoseconds. Empty where nothing was measured.
     #[must_use]
     pub fn candidates(&self) -> &[(CopyMethod, f64)] {
         &self.row.candidates
     }
+
+    /// [`Policy::source`].
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.policy.source
+    }
+
+    /// Which way the bytes go.
+    #[must_use]
+    pub fn direction(&self) -> CopyDirection {
+        self.direction
+    }
+
+    /// The figures and where they are from, as text.
+    pub(crate) fn why(&self) -> impl fmt::Display {
+        Why(*self)
+    }
+}
+
+struct Why<'a>(Choice<'a>);
+
+impl fmt::Display for Why<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { measured, candidates, .. } = self.0.row;
+        match measured.filter(|_| !candidates.is_empty()) {
+            Some(bytes) => write!(f, "at {bytes} bytes: {}", text::Candidates(candidates))?,
+            None => write!(f, "not measured")?,
+        }
+        write!(f, "; {}", self.0.source())
+    }
 }
 
 impl fmt::Display for Choice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { measured, routine, best, candidates, .. } = self.row;
+        let Row { routine, best, .. } = self.row;
         let sizes = text::Sizes(self.row);
-        write!(f, "{} of {sizes} bytes: {best} is best, a plain copy uses {routine}", self.direction)?;
-        match measured.filter(|_| !candidates.is_empty()) {
-            Some(bytes) => write!(f, " (at {bytes} bytes: {}", text::Candidates(candidates))?,
-            None => write!(f, " (not measured")?,
-        }
-        write!(f, "; {})", self.policy.source)
+        write!(f, "{} of {sizes} bytes: {best} is best, a plain copy uses {routine} ({})", self.direction, self.why())
     }
 }
 
@@ -286,6 +203,19 @@ impl Policy {
     #[must_use]
     pub fn built_in() -> &'static Self {
         built_in::table()
+    }
+
+    /// From what was just measured, to the device and from it.
+    pub(crate) fn measured(measured_on: MeasuredOn, [h2d, d2h]: [Vec<Cell>; 2]) -> Result<Self> {
+        let h2d = choose::rows(CopyDirection::HostToDevice, h2d);
+        let d2h = choose::rows(CopyDirection::DeviceToHost, d2h);
+        Self::new("measured now".to_owned(), measured_on, h2d, d2h)
+    }
+
+    /// From the text of a file, which `source` names.
+    #[cfg(test)]
+    pub(crate) fn parse(source: &str, text: &str) -> Result<Self> {
+        text::parse(source, text)
     }
 
     /// Reads a file.
@@ -328,10 +258,7 @@ impl Policy {
     ///
     /// As [`Session::gpus`].
     pub fn mismatches(&self, session: &Session, ordinal: usize) -> Result<Vec<String>> {
-        let here = MeasuredOn::here(session.backend());
-        let gpus = session.gpus()?;
-        let gpu = gpus.iter().find(|gpu| gpu.ordinal == ordinal);
-        Ok(self.measured_on.differences(&gpu.map_or(here.clone(), |gpu| here.on(gpu))))
+        Ok(self.measured_on.differences(&MeasuredOn::of(session, ordinal)?))
     }
 
     /// As [`Policy::mismatches`], as far as it is known before there is a GPU.
@@ -349,6 +276,11 @@ impl Policy {
         let rows = self.rows(direction);
         let row = rows.iter().find(|row| bytes <= row.last).unwrap_or(&rows[0]);
         Choice { policy: self, direction, row }
+    }
+
+    /// What it says about each range of sizes, in ascending order.
+    pub(crate) fn choices(&self, direction: CopyDirection) -> impl Iterator<Item = Choice<'_>> {
+        self.rows(direction).iter().map(move |row| Choice { policy: self, direction, row })
     }
 
     fn rows(&self, direction: CopyDirection) -> &[Row] {
@@ -388,26 +320,6 @@ fn file_error(what: &str, path: &Path, error: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn methods_round_trip() {
-        for text in ["scalar", "avx512", "movdir64b", "parallel-2", "parallel-16", "cuda_memcpy_pinned"] {
-            assert_eq!(text.parse::<CopyMethod>().unwrap().to_string(), text);
-        }
-        for text in ["", "parallel-", "parallel", "AVX2", "cuda"] {
-            let error = text.parse::<CopyMethod>().unwrap_err().to_string();
-            assert!(error.contains(&format!("there is no method {text:?}")) && error.contains("avx2"), "{error}");
-        }
-    }
-
-    #[test]
-    fn differences_are_of_what_is_known() {
-        let text = |text: &str| Some(text.to_owned());
-        let there = MeasuredOn { cpu: text("A"), gpu: text("H200"), date: text("then"), ..MeasuredOn::default() };
-        let here = MeasuredOn { cpu: text("B"), driver: text("580"), date: text("now"), ..MeasuredOn::default() };
-        assert_eq!(there.differences(&here), ["cpu: measured on 'A', and this is 'B'"]);
-        assert!(there.differences(&there).is_empty());
-    }
 
     #[test]
     fn a_file_that_is_not_there_is_named() {

@@ -1,21 +1,21 @@
-//! The candidate that is no CPU copy: a synchronous `cuMemcpy` with page-locked memory.
+//! The candidates with page-locked memory: a synchronous `cuMemcpy`, and what an automatic copier calls.
 
 #![allow(unsafe_code, reason = "plain cuMemcpy on device addresses")]
 
-use super::calibrate::Arm;
-use super::{CopyDirection, CopyMethod};
+use super::CopyDirection;
 use crate::backend::BackendKind;
 use crate::buffer::DeviceBuffer;
 use crate::cuda::{self, PinnedHost};
 use crate::error::Result;
 use crate::session::Session;
 
-pub(super) struct CudaMemcpy<'a> {
+/// Device memory, and page-locked memory of the same length.
+pub(super) struct PageLocked<'a> {
     buffer: &'a DeviceBuffer,
     host: PinnedHost,
 }
 
-impl<'a> CudaMemcpy<'a> {
+impl<'a> PageLocked<'a> {
     /// `None` where the memory is not CUDA's. Makes the buffer's context current on this thread.
     pub(super) fn new(session: &Session, buffer: &'a DeviceBuffer) -> Result<Option<Self>> {
         if session.backend() == BackendKind::Emulated {
@@ -25,25 +25,21 @@ impl<'a> CudaMemcpy<'a> {
         let host = PinnedHost::new(buffer.ordinal(), buffer.len())?;
         Ok(Some(Self { buffer, host }))
     }
-}
 
-impl Arm for &mut CudaMemcpy<'_> {
-    fn method(&self) -> CopyMethod {
-        CopyMethod::CudaMemcpy
+    /// The first `bytes` bytes of the memory.
+    pub(super) fn host(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.host.as_mut_slice()[..bytes]
     }
 
-    fn copy(&mut self, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
+    /// Copies so many bytes with `cuMemcpy` itself.
+    pub(super) fn cuda_memcpy(&mut self, direction: CopyDirection, bytes: usize) -> Result<()> {
         let device = self.buffer.addr();
-        // Of its own host memory, for that is page-locked; as long as the buffer, which no copy is longer than.
+        let host = self.host(bytes);
         match direction {
-            CopyDirection::HostToDevice => {
-                // SAFETY: the buffer lives as long as `self` and is as long as the host memory.
-                unsafe { cuda::memcpy_to_device(device, &self.host.as_slice()[..host.len()]) }
-            }
-            CopyDirection::DeviceToHost => {
-                // SAFETY: as above.
-                unsafe { cuda::memcpy_to_host(&mut self.host.as_mut_slice()[..host.len()], device) }
-            }
+            // SAFETY: the buffer lives as long as `self` and is as long as the host memory, which slicing checked.
+            CopyDirection::HostToDevice => unsafe { cuda::memcpy_to_device(device, host) },
+            // SAFETY: as above.
+            CopyDirection::DeviceToHost => unsafe { cuda::memcpy_to_host(host, device) },
         }
     }
 }

@@ -1,0 +1,145 @@
+//! What an automatic copier copies with.
+
+use std::time::Duration;
+
+use super::method::AutoMethod;
+use super::table::Offer;
+use crate::agent::PushAgent;
+use crate::buffer::DeviceBuffer;
+use crate::copy::ParallelCopier;
+use crate::error::Result;
+use crate::mapping::Mapping;
+use crate::policy::{Block, CopyDirection, CopyMethod, Subject, are_shared, rest, rouse};
+
+/// One buffer, and every way to it.
+pub(super) struct Ways<'a, 'b> {
+    pub(super) mapping: Mapping<'b>,
+    pub(super) buffer: &'b DeviceBuffer,
+    pub(super) parallel: Option<ParallelCopier>,
+    pub(super) agent: Option<PushAgent<'a>>,
+    /// The buffer's place among the agent's ranges.
+    pub(super) range: usize,
+}
+
+impl Ways<'_, '_> {
+    pub(super) fn offer(&self, is_page_locked: bool) -> Offer {
+        // One thread is no copier.
+        let threads = self.parallel.as_ref().map(ParallelCopier::threads).filter(|&threads| threads > 1);
+        Offer { threads, has_agent: self.agent.is_some(), is_page_locked }
+    }
+
+    #[inline]
+    pub(super) fn read(&mut self, method: AutoMethod, offset: usize, to: &mut [u8]) -> Result<()> {
+        match method {
+            AutoMethod::Bar1 => self.mapping.read(offset, to),
+            _ => self.read_by(method, offset, to),
+        }
+    }
+
+    #[inline]
+    pub(super) fn write(&mut self, method: AutoMethod, offset: usize, from: &[u8]) -> Result<()> {
+        match method {
+            AutoMethod::Bar1 => self.mapping.write(offset, from),
+            _ => self.write_by(method, offset, from),
+        }
+    }
+
+    /// By what takes a microsecond at least, and so is not inlined with the rest.
+    fn read_by(&mut self, method: AutoMethod, offset: usize, to: &mut [u8]) -> Result<()> {
+        match (method, &self.parallel, &mut self.agent) {
+            (AutoMethod::Parallel, Some(copier), _) => copier.read(&self.mapping, offset, to),
+            (AutoMethod::Agent, _, Some(agent)) => agent.read(self.range, offset, to),
+            (AutoMethod::CopyEngine, _, _) => {
+                // Writes are ordered for the GPU's kernels; its copy engine must find them arrived.
+                self.mapping.flush()?;
+                self.buffer.download(offset, to)
+            }
+            _ => self.mapping.read(offset, to),
+        }
+    }
+
+    fn write_by(&mut self, method: AutoMethod, offset: usize, from: &[u8]) -> Result<()> {
+        match (method, &self.parallel, &mut self.agent) {
+            (AutoMethod::Parallel, Some(copier), _) => copier.write(&self.mapping, offset, from),
+            // The doorbell follows an SFENCE and comes to the kernel after whatever this thread wrote before it, so that
+            // nothing of that arrives after the kernel's own writes.
+            (AutoMethod::Agent, _, Some(agent)) => agent.write(self.range, offset, from),
+            (AutoMethod::CopyEngine, _, _) => {
+                self.mapping.flush()?;
+                self.buffer.upload(offset, from)
+            }
+            _ => self.mapping.write(offset, from),
+        }
+    }
+}
+
+/// Host memory to measure with.
+pub(super) enum Host {
+    Ordinary(Vec<u8>),
+    #[cfg(feature = "cuda")]
+    PageLocked(crate::cuda::PinnedHost),
+}
+
+impl Host {
+    /// Page-locked memory is CUDA's: for emulated GPUs any memory stands in for it.
+    pub(super) fn new(buffer: &DeviceBuffer, is_page_locked: bool, is_emulated: bool) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if is_page_locked && !is_emulated {
+            return crate::cuda::PinnedHost::new(buffer.ordinal(), buffer.len()).map(Self::PageLocked);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = (is_page_locked, is_emulated);
+        Ok(Self::Ordinary(vec![1; buffer.len()]))
+    }
+
+    pub(super) fn is_page_locked(&self) -> bool {
+        !matches!(self, Self::Ordinary(_))
+    }
+
+    fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        match self {
+            Self::Ordinary(memory) => &mut memory[..bytes],
+            #[cfg(feature = "cuda")]
+            Self::PageLocked(memory) => &mut memory.as_mut_slice()[..bytes],
+        }
+    }
+}
+
+/// The ways, measured by the very calls that a copier makes.
+pub(super) struct Trial<'a, 'b> {
+    pub(super) ways: Ways<'a, 'b>,
+    pub(super) host: Host,
+    pub(super) is_page_locked: bool,
+}
+
+impl Subject for Trial<'_, '_> {
+    fn methods(&self, direction: CopyDirection, bytes: usize) -> Vec<CopyMethod> {
+        let offer = self.ways.offer(self.is_page_locked);
+        let routines = self.ways.mapping.routines;
+        let routine = match direction {
+            CopyDirection::HostToDevice => routines.store(bytes),
+            CopyDirection::DeviceToHost => routines.load(bytes),
+        };
+        let mut methods = vec![CopyMethod::Routine(routine.name())];
+        methods.extend(offer.threads.filter(|_| are_shared(direction, bytes)).map(CopyMethod::Parallel));
+        methods.extend(offer.has_agent.then_some(CopyMethod::Agent));
+        methods.push(if self.is_page_locked { CopyMethod::CopyEnginePinned } else { CopyMethod::CopyEngine });
+        methods
+    }
+
+    fn block(&mut self, method: CopyMethod, direction: CopyDirection, bytes: usize, block: Block) -> Result<Duration> {
+        let Self { ways, host, .. } = self;
+        let (method, host) = (AutoMethod::of(method), host.bytes(bytes));
+        let crew = |ways: &Ways<'_, '_>, ready: fn(&ParallelCopier)| {
+            ways.parallel.as_ref().filter(|_| method == AutoMethod::Parallel).map(ready);
+        };
+        crew(ways, rouse);
+        let taken = match direction {
+            CopyDirection::HostToDevice => block.time(|| ways.write(method, 0, host)),
+            CopyDirection::DeviceToHost => block.time(|| ways.read(method, 0, host)),
+        };
+        crew(ways, rest);
+        ways.mapping.flush()?;
+        taken
+    }
+}
