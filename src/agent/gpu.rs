@@ -120,7 +120,8 @@ impl Gpu {
     pub(super) fn nearest(&self, memory: GpuAddr, report: &HostMemory) -> Result<usize> {
         debug_assert!(report.len() >= near::REPORT_BYTES, "room for the report");
         // SAFETY: the caller's memory is 64 KiB of this GPU's; `report` is larger, and freeing it waits for kernels.
-        unsafe { near::nearest(self.module.get(), memory, (report.ptr(), report.addr())) }
+        let places = unsafe { near::by_distance(self.module.get(), memory, (report.ptr(), report.addr())) };
+        places.map(|[nearest, ..]| nearest)
     }
 
     pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {

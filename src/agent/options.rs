@@ -36,7 +36,7 @@ impl Default for AgentOptions {
     fn default() -> Self {
         Self {
             gpu: 0,
-            threads: 512,
+            threads: 256,
             ring: 64,
             packet_bytes: MAX_PACKET_BYTES,
             idle_timeout: Some(Duration::from_micros(200)),
@@ -57,7 +57,7 @@ impl AgentOptions {
         self
     }
 
-    /// Threads of the resident block, a multiple of 32 from 64 to 1024; 512 by default.
+    /// Threads of the resident block, a multiple of 32 from 64 to 1024; 256 by default.
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = threads;

@@ -73,7 +73,7 @@ const SLOT: usize = CHUNK + 64;
 /// [`AgentOptions::idle_timeout`], and between two requests after [`AgentOptions::residency`]; the next request launches
 /// it again. With [`AgentOptions::dedicated`] those calls block until the agent is dropped, by another thread.
 ///
-/// The block takes an SM while it runs: 512 threads of 98 registers each on an H100 or H200.
+/// The block takes an SM while it runs: 256 threads of 64 registers each.
 ///
 /// It is refused under MPS, on a GPU with a watchdog for kernels, and in a forked child (`WrongProcess`). A memory range
 /// that is freed while the agent lives must not be read any more: that would end the CUDA context.

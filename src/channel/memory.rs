@@ -14,6 +14,7 @@ use crate::copy::fence;
 use crate::cuda::PinnedHost;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
+use crate::range::DeviceRange;
 use crate::session::Session;
 use crate::sys::num::{u64_of, usize_of};
 use crate::sys::process::Owner;
@@ -120,17 +121,19 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// Allocates and maps `bytes` bytes of device memory.
+    /// Allocates and maps `bytes` bytes of device memory: what fits into a page, in the page that a kernel reaches soonest.
     pub(super) fn new(session: &Session, ordinal: Option<usize>, bytes: usize) -> Result<(Self, usize)> {
+        let space = bytes.max(SPACE);
         let buffer: Arc<DeviceBuffer> = Arc::new(match ordinal {
-            Some(ordinal) => session.alloc_on(ordinal, bytes)?,
-            None => session.alloc(bytes)?,
+            Some(ordinal) => session.alloc_on(ordinal, space)?,
+            None => session.alloc(space)?,
         });
-        let mapping = session.pin(&buffer)?.map()?;
+        let start = nearest(session, &buffer, bytes)?;
+        let mapping = session.pin(DeviceRange::from(&buffer).slice(start..start + bytes)?)?.map()?;
         // A thread that plays a kernel sees the window.
         let addr = match session.backend() {
             BackendKind::Emulated => u64_of(mapping.as_ptr().expose_provenance()),
-            _ => buffer.addr().raw(),
+            _ => mapping.gpu_addr().raw(),
         };
         Ok((Self { mapping, addr }, buffer.ordinal()))
     }
@@ -146,6 +149,29 @@ impl Far {
         Err(Error::new("open channel", ErrorKind::Io(libc::EIO), "GPU memory does not hold what was written to it")
             .remedy("see the kernel log for errors of the GPU or its bus"))
     }
+}
+
+/// An allocation is no smaller anyhow.
+const SPACE: usize = 64 << 10;
+
+/// Where in a buffer of [`SPACE`] bytes or more a kernel should poll.
+#[cfg(feature = "cuda")]
+fn nearest(session: &Session, buffer: &DeviceBuffer, bytes: usize) -> Result<usize> {
+    use crate::cuda::{Module, near};
+    const { assert!(SPACE == near::PLACES * near::STRIDE) };
+    if session.backend() == BackendKind::Emulated || bytes > near::STRIDE {
+        return Ok(0);
+    }
+    let module = Module::load(buffer.ordinal(), near::PTX)?;
+    let report = PinnedHost::new(buffer.ordinal(), near::REPORT_BYTES)?;
+    // SAFETY: the buffer is so large; `report` is freed when the kernel has ended.
+    let places = unsafe { near::by_distance(&module, buffer.addr(), (report.as_ptr(), report.gpu_addr()?.raw())) };
+    places.map(|[nearest, ..]| nearest)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nearest(_: &Session, _: &DeviceBuffer, _: usize) -> Result<usize> {
+    Ok(0)
 }
 
 /// Everything that lives as long as an end of the channel does.

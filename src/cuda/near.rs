@@ -20,8 +20,8 @@ pub const REPORT_BYTES: usize = 4 * PLACES;
 /// How long it may take on a busy GPU.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The place that the SM of the next small block reaches soonest, as an offset from `memory`, of [`PLACES`] that are
-/// [`STRIDE`] apart. `module` has the kernel `near`, which reports in host memory.
+/// Places in `memory` in the order in which the SM of the next small block reaches them, the nearest first: offsets, multiples
+/// of [`STRIDE`]. `module` has the kernel `near`, which reports in host memory.
 ///
 /// On a GPU that is otherwise idle, a single block runs on the same SM every time, so it is the SM of a kernel that is launched
 /// next. Elsewhere the answer is as good as any.
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// `memory` is device memory of the module's GPU, [`PLACES`] times [`STRIDE`] bytes of it. `report` is [`REPORT_BYTES`] of host
 /// memory that nobody else uses, with its address for the GPU.
-pub unsafe fn nearest(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) -> Result<usize> {
+pub unsafe fn by_distance(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) -> Result<[usize; PLACES]> {
     let kernel = module.kernel(c"near")?;
     let stream = module.stream(Priority::High)?;
     let words = [memory.raw(), u64_of(STRIDE), u64_of(PLACES), 0, report.1];
@@ -42,11 +42,13 @@ pub unsafe fn nearest(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) 
     // for the kernel where this gives up.
     unsafe { kernel.launch(&stream, 1, 32, &words)? };
     stream.finish(PATIENCE)?;
-    let cycles = |place: usize| {
+    let mut places = std::array::from_fn(|place| {
         // SAFETY: inside `report`, a multiple of 4; the kernel has ended.
-        unsafe { AtomicU32::from_ptr(report.0.wrapping_add(4 * place).cast()) }.load(Ordering::Acquire)
-    };
-    Ok(STRIDE * (0..PLACES).min_by_key(|&place| cycles(place)).unwrap_or(0))
+        let cycles = unsafe { AtomicU32::from_ptr(report.0.wrapping_add(4 * place).cast()) }.load(Ordering::Acquire);
+        (cycles, STRIDE * place)
+    });
+    places.sort_unstable();
+    Ok(places.map(|(_, offset)| offset))
 }
 
 /// The module for those that have none.

@@ -8,8 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::{ANSWER_STRIDE, LINE};
-use super::{Addresses, Answering, FLAG_STRIDE, Mode, PART, Shape, Side, Totals, WRONG_DATA};
+use super::{Addresses, Answering, FLAG_STRIDE, Mode, PAGE, PAGES, PART, Shape, Side, Totals, WRONG_DATA};
 use crate::error::{Error, ErrorKind, Result};
+use crate::range::GpuAddr;
 use crate::sys::num::{u64_of, usize_of};
 use crate::tool::cpu::{self, CpuList};
 
@@ -56,6 +57,10 @@ impl Side for CpuSide {
                 Error::new("launch", ErrorKind::OutOfMemory, format!("no thread can be started: {error}"))
             })?;
         Ok(Box::new(Running { stop, thread: Some(thread) }))
+    }
+
+    fn pages_by_distance(&self, _: GpuAddr) -> Result<[usize; PAGES]> {
+        Ok(std::array::from_fn(|page| PAGE * page))
     }
 }
 

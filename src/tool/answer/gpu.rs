@@ -6,9 +6,11 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Addresses, Answering, Mode, Shape, Side, Totals, parameter};
+use super::{Addresses, Answering, Mode, PAGE, PAGES, Shape, Side, Totals, parameter};
+use crate::cuda::near;
 use crate::cuda::{Kernel, Module, PinnedHost, Priority, Stream};
 use crate::error::{Error, ErrorKind, Result};
+use crate::range::GpuAddr;
 use crate::sys::num::{u64_of, usize_of};
 
 const PTX: &str = include_str!("../../ptx/answer.ptx");
@@ -73,6 +75,13 @@ impl Side for GpuSide {
         let running = Running { stream, control: Some(control), blocks: usize_of(u64::from(blocks)) };
         running.await_start()?;
         Ok(Box::new(running))
+    }
+
+    fn pages_by_distance(&self, memory: GpuAddr) -> Result<[usize; PAGES]> {
+        const { assert!(PAGES == near::PLACES && PAGE == near::STRIDE) };
+        let report = PinnedHost::new(self.ordinal, near::REPORT_BYTES)?;
+        // SAFETY: the caller's memory is so large; `report` is freed when the kernel has ended.
+        unsafe { near::by_distance(&self.module, memory, (report.as_ptr(), report.gpu_addr()?.raw())) }
     }
 }
 

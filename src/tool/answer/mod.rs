@@ -15,6 +15,7 @@ pub use cpu::CpuSide;
 pub use gpu::GpuSide;
 
 use crate::error::Result;
+use crate::range::GpuAddr;
 use crate::sys::num::u64_of;
 
 /// Bytes from one flag to the next, and from one answer to the next.
@@ -160,7 +161,19 @@ pub trait Side {
     /// The memory at the addresses is large enough for the shape, holds zeros where flags, answers and numbers go, and
     /// stays what it is until the returned value is stopped or dropped.
     unsafe fn start(&self, shape: Shape, at: Addresses, idle: Duration) -> Result<Box<dyn Answering + '_>>;
+
+    /// Pages in `memory`, 64 KiB of it, in the order in which this side reaches them, the nearest first: offsets.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports.
+    fn pages_by_distance(&self, memory: GpuAddr) -> Result<[usize; PAGES]>;
 }
+
+/// Pages of 64 KiB.
+pub const PAGES: usize = 16;
+/// Bytes of each.
+pub const PAGE: usize = 4096;
 
 /// The parameter of the kernels, which is a structure of such words.
 fn parameter(shape: Shape, at: Addresses, stop: u64, report: u64, idle: Duration) -> [u64; 10] {

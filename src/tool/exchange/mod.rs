@@ -205,8 +205,10 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::error::Error;
+    use crate::range::GpuAddr;
     use crate::session::Session;
     use crate::tool::answer::CpuSide;
+    use crate::tool::answer::{PAGE, PAGES};
 
     /// What an answering side may do.
     #[derive(Clone, Copy)]
@@ -222,6 +224,10 @@ mod tests {
     impl Side for Fault {
         unsafe fn start(&self, _: Shape, _: Addresses, _: Duration) -> Result<Box<dyn Answering + '_>, Error> {
             Ok(Box::new(*self))
+        }
+
+        fn pages_by_distance(&self, _: GpuAddr) -> Result<[usize; PAGES], Error> {
+            Ok(std::array::from_fn(|page| PAGE * page))
         }
     }
 

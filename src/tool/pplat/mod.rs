@@ -14,7 +14,7 @@ use self::channel::Line;
 use self::message::{Letter, Memory, Row, Where};
 use self::row::Ping;
 use self::timing::{Rounds, Timed};
-use super::answer::{CpuSide, GpuSide, Shape, Side};
+use super::answer::{CpuSide, GpuSide, PAGE, PAGES, Shape, Side};
 use super::clock::Clock;
 use super::exchange::{Area, Exchange, Outcome, Places, SharedHost};
 use super::fail::{self, Failure};
@@ -38,7 +38,9 @@ mod timing;
 const TOOL: &str = "gdrcopy_pplat";
 
 /// Areas start on pages of their own, so that none is in another's cache line or prefetch.
-const AREA: usize = 4096;
+const AREA: usize = PAGE;
+/// Pages to choose from for what the GPU polls.
+const POLLED: usize = PAGE * PAGES;
 
 /// Runs the program on a command line, the program's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -49,7 +51,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let mut plan = Plan::new(args)?;
     let sinks = args.outputs.open_with(&args.plot)?;
     let [flags, data, answers] = plan.areas.map(|bytes| bytes.max(1).next_multiple_of(AREA));
-    let (data_at, answers_at, bytes) = (flags, flags + data, flags + data + answers);
+    let bytes = POLLED + flags + data + answers;
 
     let rig = Rig::new(TOOL, &args.common, bytes)?;
     let pinned = rig.session.pin(&rig.buffer)?;
@@ -71,6 +73,7 @@ fn run(args: &Args) -> Result<(), Failure> {
         _ => None,
     };
     let host_memory = SharedHost::new(gpu, bytes)?;
+    let [near, next, ..] = side.pages_by_distance(rig.buffer.addr())?;
     let (host, clock) = rig.settle(&args.common, &mapping)?;
 
     let mut report: Report<Ping> = Report::new(TOOL, host, &mapping, rig.session.backend(), &clock);
@@ -82,7 +85,12 @@ fn run(args: &Args) -> Result<(), Failure> {
         load: load.as_ref(),
         mapping: &mapping,
         host: &host_memory,
-        starts: [0, data_at, answers_at],
+        // What fits into a page lies where the GPU sees it soonest.
+        starts: [
+            if flags <= PAGE { near } else { POLLED },
+            if data <= PAGE { next } else { POLLED + flags },
+            POLLED + flags + data,
+        ],
         clock: &clock,
     };
     // One step more: the host alone.
