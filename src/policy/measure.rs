@@ -135,6 +135,7 @@ pub(crate) fn cells(
     mut begin: impl FnMut(usize),
 ) -> Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = Vec::with_capacity(sizes.len());
+    let mut before: Option<Cell> = None;
     let mut given_up = Vec::new();
     let mut order = Order(1);
     for &bytes in sizes {
@@ -142,25 +143,40 @@ pub(crate) fn cells(
         let time = budget.share();
         let mut methods = subject.methods(direction, bytes);
         methods.retain(|method| !given_up.contains(method));
-        let cell = cell(subject, direction, bytes, &methods, time, &mut order)?;
-        given_up.extend(hopeless(&cell, cells.last(), time));
-        cells.push(cell);
+        let arms = arms(subject, direction, bytes, &methods, time, &mut order)?;
+        // By the least that each took, in which nothing came in between.
+        let least = of(bytes, &arms, Arm::least);
+        given_up.extend(hopeless(&least, before.as_ref(), time));
+        before = Some(least);
+        cells.push(of(bytes, &arms, Arm::median));
     }
     Ok(cells)
+}
+
+/// A cell of a figure of each arm.
+fn of(bytes: usize, arms: &[Arm], figure: fn(&Arm) -> f64) -> Cell {
+    let margin = 1.0 + close(arms).map(Arm::doubt).fold(0.0, f64::max);
+    Cell {
+        bytes,
+        candidates: arms.iter().map(|arm| (arm.method, figure(arm))).collect(),
+        margin: margin.clamp(MARGINS.0, MARGINS.1),
+    }
 }
 
 fn is_routine(method: CopyMethod) -> bool {
     matches!(method, CopyMethod::Routine(_))
 }
 
-/// What is not worth trying at larger sizes: what is far behind, doubles with the size, and takes a good part of the time
+/// What is not worth trying at larger sizes: what is far behind for the second time, doubles with the size, and takes a good part of the time
 /// there is. It cannot catch up, for the best never takes more than twice as long for twice as much. Routines also compete
 /// among themselves, and so go together.
 fn hopeless(cell: &Cell, before: Option<&Cell>, time: Duration) -> Vec<CopyMethod> {
     let best = cell.fastest(|_| true);
+    let best_before = before.map_or(0.0, |before| before.fastest(|_| true));
     let is_doomed = |(method, ns): (CopyMethod, f64)| {
         let earlier = before.and_then(|before| before.ns(method));
-        ns > HOPELESS * best && earlier.is_some_and(|earlier| ns > DOUBLES * earlier)
+        ns > HOPELESS * best
+            && earlier.is_some_and(|earlier| ns > DOUBLES * earlier && earlier > HOPELESS * best_before)
     };
     // Next time, with the first calls and the fewest rounds.
     let costs = |ns: f64| 2.0 * ns * 6.0 > time.as_secs_f64() * 1e9 / 4.0;
@@ -173,14 +189,15 @@ fn hopeless(cell: &Cell, before: Option<&Cell>, time: Duration) -> Vec<CopyMetho
     candidates().filter(gone).map(|(method, _)| method).collect()
 }
 
-fn cell(
+/// Measures the ways of one size.
+fn arms(
     subject: &mut impl Subject,
     direction: CopyDirection,
     bytes: usize,
     methods: &[CopyMethod],
     time: Duration,
     order: &mut Order,
-) -> Result<Cell> {
+) -> Result<Vec<Arm>> {
     let started = Instant::now();
     let mut arms = Vec::with_capacity(methods.len());
     for &method in methods {
@@ -204,12 +221,7 @@ fn cell(
             arms[at].run(subject, direction, bytes)?;
         }
     }
-    let margin = 1.0 + close(&arms).map(Arm::doubt).fold(0.0, f64::max);
-    Ok(Cell {
-        bytes,
-        candidates: arms.iter().map(|arm| (arm.method, arm.median())).collect(),
-        margin: margin.clamp(MARGINS.0, MARGINS.1),
-    })
+    Ok(arms)
 }
 
 /// Those that are not far behind the best; of several routines, which compete among themselves, the best routine.
