@@ -53,6 +53,9 @@ impl ChannelBuilder {
 
     /// Lines of 64 bytes in the ring to the GPU, which is GPU memory: a power of two, 32 to 1048576, and at least 32 for
     /// each reader.
+    ///
+    /// One of 32 lines is put into the half of the GPU's L2 cache that is near to the SM of the next kernel on an idle GPU,
+    /// which a kernel measures while the channel is opened: on an H200 the far half costs a round trip up to 0.26 us more.
     #[must_use]
     pub fn lines_to_gpu(mut self, lines: u32) -> Self {
         self.asked.in_lines = lines;

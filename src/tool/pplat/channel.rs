@@ -37,7 +37,10 @@ pub(super) fn open(
         Amount::Exactly(_) => DAY,
         Amount::UpTo(_, time) => 2 * time + plan.timeout.unwrap_or(DAY) + Duration::from_secs(60),
     };
-    let builder = ChannelBuilder::new().gpu(ordinal).kernel_limit(limit);
+    // As short as it can be, for it is near then: there is one message at a time.
+    let lines = letter.bytes.div_ceil(LINE_PAYLOAD).next_power_of_two().max(32);
+    let lines = u32::try_from(lines).unwrap_or(u32::MAX);
+    let builder = ChannelBuilder::new().gpu(ordinal).kernel_limit(limit).lines_to_gpu(lines);
     let builder = if letter.ring == Memory::Hostmem { builder.ring_in_host_memory() } else { builder };
     builder.open(session)
 }
