@@ -163,10 +163,12 @@ template <int MODE>
 __device__ __forceinline__ Served serve_one(const Answer &a, volatile u32 *over, volatile u32 *served)
 {
     u32 lane = threadIdx.x, bytes = (u32)a.bytes;
-    bool mine = MODE != FLAG && lane < (bytes + 15) / 16;
     u64 flag = a.flags + blockIdx.x * FLAG_STRIDE;
-    u64 at = a.data + blockIdx.x * a.data_stride + 16ull * lane;
+    // A lane without a part looks at another's: all lanes in step took 0.2 us less than lanes that have nothing to do.
+    u32 parts = (bytes + 15) / 16;
+    u64 at = a.data + blockIdx.x * a.data_stride + 16ull * (MODE == FLAG ? 0 : lane % parts);
     u64 answer_at = a.answers + blockIdx.x * ANSWER_STRIDE;
+    bool mine = MODE != FLAG && lane < parts;
 
     // The words of a part, and which of their bytes belong to the message.
     u32 words = MODE == PACKETS ? 3 : 4;
@@ -189,10 +191,8 @@ __device__ __forceinline__ Served serve_one(const Answer &a, volatile u32 *over,
             u32 is_over = *over;
             bool ready = true;
             if (MODE == PACKETS) {
-                if (mine) {
-                    part = load_part(at);
-                    ready = part.d == number;
-                }
+                part = load_part(at);
+                ready = part.d == number;
             } else {
                 // Acquired by every thread that will load data.
                 ready = (MODE == DATA ? acquire_u32(flag) : load_u32(flag)) == number;
@@ -202,7 +202,7 @@ __device__ __forceinline__ Served serve_one(const Answer &a, volatile u32 *over,
             if (__any_sync(WHOLE_WARP, is_over))
                 return all;
         }
-        if (MODE == DATA && mine)
+        if (MODE == DATA)
             part = load_part(at);
         u32 w0 = (part.a ^ a0) & kept[0], w1 = (part.b ^ a1) & kept[1];
         u32 w2 = (part.c ^ a2) & kept[2], w3 = (part.d ^ a3) & kept[3];

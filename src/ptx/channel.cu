@@ -46,26 +46,55 @@ GDRC_FN void store_u64(u64 at, u64 value)
     gdrc_store_u32(at + 4, (u32)(value >> 32));
 }
 
-extern "C" __global__ void pong(const Pong a)
+// A warp's count of messages, and a lane's of wrong words.
+struct Totals {
+    u64 messages;
+    u64 wrong_words;
+};
+
+// Messages of LINES lines, in the registers of the lanes that loaded them.
+template <u32 LINES> GDRC_FN void pong_parts(gdrc_port *port, u32 bytes, u32 answer_bytes, Totals *totals)
+{
+    u32 message[GDRC_OWN_WORDS(LINES)], wanted[GDRC_OWN_WORDS(LINES)], answer[GDRC_OWN_WORDS(1)];
+
+    for (u32 number = 1;; number++) {
+        // Worked out before the message comes.
+        for (u32 n = 0; n < GDRC_OWN_WORDS(LINES); n++)
+            wanted[n] = word_within(number, 3 * (n / 3 * GDRC_WARP + gdrc_lane()) + n % 3, bytes);
+        for (u32 n = 0; n < GDRC_OWN_WORDS(1); n++)
+            answer[n] = word_within(number, 3 * (n / 3 * GDRC_WARP + gdrc_lane()) + n % 3, answer_bytes);
+        if (gdrc_lane() == 0)
+            answer[0] = number;
+        if (!gdrc_recv_parts(port, LINES, message))
+            break;
+        u32 wrong = 0;
+        for (u32 n = 0; n < GDRC_OWN_WORDS(LINES); n++)
+            wrong += message[n] != wanted[n];
+        if (gdrc_any(wrong != 0) && gdrc_lane() == 0)
+            answer[0] |= WRONG_DATA;
+        if (!gdrc_send_parts(port, 1, answer))
+            break;
+        totals->messages++;
+        totals->wrong_words += wrong;
+    }
+}
+
+// Messages of any length.
+GDRC_FN void pong_lines(gdrc_port *port, u32 lines, u32 bytes, u32 answer_bytes, Totals *totals)
 {
     // Whole lines.
     __shared__ u32 message[MOST_WORDS + GDRC_LINE_WORDS];
     __shared__ u32 wanted[MOST_WORDS + GDRC_LINE_WORDS];
     __shared__ u32 answer[GDRC_LINE_WORDS];
-    gdrc_port port;
-    u32 bytes = (u32)a.bytes, answer_bytes = (u32)a.answer_bytes;
-    u32 lines = (bytes + 4 * GDRC_LINE_WORDS - 1) / (4 * GDRC_LINE_WORDS), words = lines * GDRC_LINE_WORDS;
-    u64 messages = 0, wrong_words = 0;
+    u32 words = lines * GDRC_LINE_WORDS;
 
-    gdrc_open(&port, &a.channel, 0);
     for (u32 number = 1;; number++) {
-        // Worked out before the message comes.
         for (u32 n = gdrc_lane(); n < words; n += GDRC_WARP)
             wanted[n] = word_within(number, n, bytes);
         for (u32 n = gdrc_lane(); n < GDRC_LINE_WORDS; n += GDRC_WARP)
             answer[n] = n == 0 ? number : word_within(number, n, answer_bytes);
         gdrc_sync_warp();
-        if (!gdrc_recv_lines(&port, lines, message))
+        if (!gdrc_recv_lines(port, lines, message))
             break;
         u32 wrong = 0;
         for (u32 n = gdrc_lane(); n < words; n += GDRC_WARP)
@@ -75,20 +104,37 @@ extern "C" __global__ void pong(const Pong a)
                 answer[0] |= WRONG_DATA;
             gdrc_sync_warp();
         }
-        if (!gdrc_send_lines(&port, 1, answer))
+        if (!gdrc_send_lines(port, 1, answer))
             break;
-        messages++;
-        wrong_words += wrong;
+        totals->messages++;
+        totals->wrong_words += wrong;
         // The scratch is written again only when every lane has read it.
         gdrc_sync_warp();
     }
+}
+
+extern "C" __global__ void pong(const Pong a)
+{
+    gdrc_port port;
+    u32 bytes = (u32)a.bytes, answer_bytes = (u32)a.answer_bytes;
+    u32 lines = (bytes + 4 * GDRC_LINE_WORDS - 1) / (4 * GDRC_LINE_WORDS);
+    Totals totals = { 0, 0 };
+
+    gdrc_open(&port, &a.channel, 0);
+    // 48 and 512 bytes have the shortest way.
+    if (lines == 1)
+        pong_parts<1>(&port, bytes, answer_bytes, &totals);
+    else if (lines == 11)
+        pong_parts<11>(&port, bytes, answer_bytes, &totals);
+    else
+        pong_lines(&port, lines, bytes, answer_bytes, &totals);
 #ifdef __CUDACC__
     for (int step = 16; step > 0; step /= 2)
-        wrong_words += __shfl_down_sync(0xffffffffu, wrong_words, step);
+        totals.wrong_words += __shfl_down_sync(0xffffffffu, totals.wrong_words, step);
 #endif
     if (gdrc_lane() == 0) {
-        store_u64(a.report, messages);
-        store_u64(a.report + 8, wrong_words);
+        store_u64(a.report, totals.messages);
+        store_u64(a.report + 8, totals.wrong_words);
     }
     gdrc_close(&port);
 }

@@ -35,7 +35,7 @@ const C_PACKAGE: &str = "gdrapi";
 const C_LIBRARY: &str = "libgdrapi.so.2";
 const TORCH: &str = "ffi/tests/gpu/torch_tensors.py";
 
-const MAX_BYTES: u64 = 40 << 20;
+const MAX_BYTES: u64 = 48 << 20;
 
 pub(crate) fn build(log: &mut Log, workspace: &Workspace, out: &Path) -> Result<(), String> {
     let package = ["--locked", "--release", "-p", LIBRARY, "--features", "tools,vulkan", "--message-format", "json"];

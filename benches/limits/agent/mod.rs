@@ -147,7 +147,7 @@ fn measure(lab: &Lab<'_>, found: &mut Findings, stand: &Stand<'_>, table: &Table
     let Table { direction, rows, time, beside, is_judged } = *table;
     let mut ways = ways(lab, found, direction)?;
     let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
-        lab.screen.line(&(format!("{name:>8}") + &cells.map(|cell| format!("{cell:>20}")).collect::<String>()))
+        lab.screen.line(&(format!("{name:>8}") + &cells.map(|cell| format!("{cell:>22}")).collect::<String>()))
     };
     lab.screen.line("")?;
     let what = direction.in_words();
@@ -168,8 +168,9 @@ fn measure(lab: &Lab<'_>, found: &mut Findings, stand: &Stand<'_>, table: &Table
         let measured = stand.measure(&ways, (direction, row.bytes), time)?;
         line(&Binary(bytes).to_string(), &mut measured.times.iter().map(cell))?;
         keep(found, place, beside, &ways, &measured);
-        if let Some(at) = measured.verified.iter().position(|verified| !verified) {
-            lab.screen.line(&format!("  WRONG BYTES by {}", ways[at].name(direction)))?;
+        let mut copies = ways.iter().zip(&measured.verified).filter(|(way, _)| !matches!(way, Way::Nothing(_)));
+        if let Some((way, _)) = copies.find(|(_, verified)| !**verified) {
+            lab.screen.line(&format!("  WRONG BYTES by {}", way.name(direction)))?;
         }
         if let (Some(limit), true) = (&row.limit, is_judged) {
             judge(found, limit, &ways, &measured);
@@ -180,7 +181,7 @@ fn measure(lab: &Lab<'_>, found: &mut Findings, stand: &Stand<'_>, table: &Table
 
 /// As it fits above a column.
 fn short(name: &str) -> String {
-    name.chars().take(19).collect()
+    name.chars().take(21).collect()
 }
 
 fn cell(times: &Times) -> String {

@@ -171,7 +171,6 @@ impl Pool {
         let number = self.board.number.load(Ordering::Relaxed).wrapping_add(1);
         // SAFETY: no copy is open and no worker at one, and no other thread is in here.
         unsafe { *self.board.job.get() = Some(job) };
-        self.next.0.store(0, Ordering::Relaxed);
         self.board.hands.store(u32::try_from(hands).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.board.number.store(number, Ordering::Release);
         // Closed also where a fault of this thread is made a panic on its way through here.
@@ -280,6 +279,8 @@ impl Drop for Open<'_> {
                 spin_loop();
             }
         }
+        // For the next copy, which does not wait for this line then.
+        self.pool.next.0.store(0, Ordering::Relaxed);
     }
 }
 

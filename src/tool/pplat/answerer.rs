@@ -95,7 +95,8 @@ fn parameter(channel: &DeviceChannel, letter: Letter, report: u64) -> [u64; 13] 
 
 impl<'a> Running<'a> {
     fn launch(module: &'a Module, ordinal: usize, sender: &Sender, letter: Letter) -> Result<Self, Error> {
-        let kernel: Kernel<'_> = module.kernel(c"pong")?;
+        // Beside work that fills every SM, a warp that waits would lose its turns to it.
+        let kernel: Kernel<'_> = module.kernel(c"pong")?.alone_on_its_sm()?;
         let report = PinnedHost::new(ordinal, REPORT_BYTES)?;
         let words = parameter(&sender.device(), letter, report.gpu_addr()?.raw());
         let stream = module.stream(Priority::High)?;
