@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::counting::{Counting, calls_during};
@@ -38,7 +39,9 @@ fn with_everything() -> AutoOptions {
 
 /// Rows for both directions, through a file.
 fn policy(name: &str, rows: &[&str]) -> Policy {
-    let path = std::env::temp_dir().join(format!("gdrcopy-{}-auto-{name}", std::process::id()));
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("gdrcopy-{}-{number}-auto-{name}", std::process::id()));
     let lines = |direction: &str| rows.iter().map(|row| format!("{direction} {row}\n")).collect::<String>();
     std::fs::write(&path, format!("schema = 1\n{}{}", lines("h2d"), lines("d2h"))).unwrap();
     let policy = Policy::read(&path).unwrap();
@@ -153,7 +156,7 @@ fn with_page_locked_memory_the_copy_engine_is_measured_so() {
     let buffer = session.alloc(4096).unwrap();
     let options = AutoOptions::default().page_locked().time(Duration::ZERO);
     let copier = AutoCopier::new(&session, &buffer, options).unwrap();
-    let choice = copier.explain(CopyDirection::DeviceToHost, 64);
+    let choice = copier.explain(CopyDirection::DeviceToHost, 1);
     let has = |wanted| choice.candidates().iter().any(|(method, _)| *method == wanted);
     assert!(has(CopyMethod::CopyEnginePinned) && !has(CopyMethod::CopyEngine), "{choice}");
 }
