@@ -17,6 +17,9 @@ pub(super) const WRITE_BYTES: usize = 8 << 10;
 /// Rounds of pieces, each for all threads: most of the whole, then halves of what is left, then units.
 const ROUNDS: usize = 4;
 
+/// Units for each thread up to which a copy is cut into even shares.
+const FEW: usize = 4;
+
 /// `len` bytes at device address `addr` in pieces that meet on line boundaries, so that no line is touched by two threads.
 ///
 /// A piece is a whole number of units, but for where the range begins and ends. There is a round of large pieces, one for
@@ -55,7 +58,16 @@ impl Pieces {
         }
         // The last round has all the rest, in pieces that get no smaller: a few hundred of them for the largest copies.
         rounds[ROUNDS - 1] = (left / (8 * threads)).max(1);
+        if units <= FEW * threads {
+            // Too short to make up for asking more than once.
+            rounds[0] = units.div_ceil(threads);
+        }
         Self { skew, len, unit, units, threads, rounds }
+    }
+
+    /// Whether there is one piece for each thread and no more.
+    pub(super) fn are_shares(self) -> bool {
+        self.rounds[0] * self.threads >= self.units
     }
 
     /// The most threads that a copy of this size has something for.
@@ -125,9 +137,10 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(sizes(64 << 10, 8), [[6; 8].as_slice(), &[1; 16]].concat());
-        assert_eq!(sizes(16 << 10, 4), [[3; 4].as_slice(), &[1; 4]].concat());
+        assert_eq!(sizes(16 << 10, 4), [4; 4]);
         assert_eq!(sizes(256 << 10, 8), [[24; 8].as_slice(), &[4; 8], &[2; 8], &[1; 16]].concat());
         assert_eq!(sizes(2 << 10, 8), [1, 1]);
+        assert_eq!(sizes(33 << 10, 8), [[3; 8].as_slice(), &[1; 9]].concat());
         assert!(sizes(0, 8).is_empty());
         let write = |len, threads| all(Pieces::new(0, len, threads, CopyDirection::HostToDevice)).len();
         assert_eq!((write(1 << 20, 2), write(64 << 20, 4)), (6, 12));

@@ -31,13 +31,13 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Takes pieces until none are left.
+    /// Takes pieces until none are left; where there is one for each thread, a worker (`is_helper`) takes no second.
     ///
     /// # Safety
     ///
     /// The routine is available; the device bytes, and the whole lines around them, are mapped; the host bytes are
     /// readable, for a load writable and no other thread's; and all of that until this returns.
-    unsafe fn run(&self, next: &AtomicU32) {
+    unsafe fn run(&self, next: &AtomicU32, is_helper: bool) {
         let pieces = Pieces::new(self.device.addr(), self.len, self.shares, self.direction);
         // What the pieces hold is ordered by the opening and the closing of the copy.
         while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
@@ -55,6 +55,10 @@ impl Job {
                     // SAFETY: as above.
                     unsafe { self.routine.load(to, device) };
                 }
+            }
+            // What a worker that comes too late does not take, the caller does.
+            if is_helper && pieces.are_shares() {
+                return;
             }
         }
     }
@@ -179,7 +183,7 @@ impl Pool {
             self.wake_one(hands);
         }
         // SAFETY: the caller's duty.
-        unsafe { job.run(&self.next.0) };
+        unsafe { job.run(&self.next.0, false) };
         drop(open);
     }
 
@@ -220,7 +224,7 @@ impl Pool {
                     // SAFETY: the copy was open when this worker was at it already, so the caller waits.
                     if let Some(job) = unsafe { *self.board.job.get() } {
                         // SAFETY: as above.
-                        unsafe { job.run(&self.next.0) };
+                        unsafe { job.run(&self.next.0, true) };
                         job.fence();
                     }
                 }
