@@ -5,12 +5,13 @@
 //! addresses rather than as two backends. A backend's figure is the mean over its windows, and the interval of the ratio
 //! comes from drawing windows again, pairs on the same memory together. In each window the copies go to many places in
 //! turn, since the bits of the address below the window's own count as well. How far apart the windows of one backend are is
-//! shown beside, with two controls: one window twice, and one half of rm's windows over the other.
+//! shown beside, with two controls: one window twice, and one half of rm's windows over the other. A single call of a few
+//! nanoseconds, of which the limit allows less than the clock resolves, is shown and not judged.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use gdrcopy::tool::ab::{Arm, Estimate, Rounds, calls_in, median};
+use gdrcopy::tool::ab::{Arm, Estimate, Rounds, calls_in, median, shortest_resolved};
 use gdrcopy::tool::fail::Failure;
 use gdrcopy::tool::flags::{Binary, size_in_words};
 use gdrcopy::tool::report::{Direction, Metric};
@@ -158,6 +159,11 @@ impl Backend {
         Self { medians: arms.map(|arm| median(&mut rounds.times(arm).to_vec())).collect() }
     }
 
+    /// Over the windows, as in the ratio.
+    fn mean(&self) -> f64 {
+        self.medians.iter().sum::<f64>() / f64::from(u32::try_from(self.medians.len()).unwrap_or(u32::MAX))
+    }
+
     /// Smallest, median, largest.
     fn range(&self) -> [f64; 3] {
         let mut sorted = self.medians.clone();
@@ -180,6 +186,8 @@ impl Backend {
 /// What one size came to.
 struct Outcome {
     ratio: Estimate,
+    /// The clock tells the limit from 1 at such times.
+    is_judged: bool,
     /// Of either backend, the larger one.
     spread: f64,
 }
@@ -247,7 +255,9 @@ fn one_size(
         format!("{noise:.3}"),
         if all_right { "yes" } else { "WRONG BYTES" },
     ))?;
-    Ok(Outcome { ratio, spread: by_vulkan.spread().max(by_rm.spread()) })
+    // Of one call at a time; what many calls take together is long.
+    let is_judged = metric != Metric::Single || ratio.is_resolved(LIMIT, by_rm.mean(), lab.clock.resolution_ns());
+    Ok(Outcome { ratio, is_judged, spread: by_vulkan.spread().max(by_rm.spread()) })
 }
 
 /// Copies through one window, each block at the next place, which a copy before it has warmed.
@@ -270,11 +280,17 @@ struct Whole {
     widest: Option<(f64, String)>,
     sizes: u32,
     kept: u32,
+    /// Too short for the clock, and not among the sizes.
+    unresolved: u32,
 }
 
 impl Whole {
     fn add(&mut self, outcome: Outcome, name: impl Fn() -> String) {
-        let Outcome { ratio, spread } = outcome;
+        let Outcome { ratio, spread, is_judged } = outcome;
+        if !is_judged {
+            self.unresolved += 1;
+            return;
+        }
         self.sizes += 1;
         self.kept += u32::from(ratio.high <= LIMIT);
         if self.worst.as_ref().is_none_or(|(so_far, _)| ratio.high > so_far.high) {
@@ -287,11 +303,19 @@ impl Whole {
 
     fn judge(self, lab: &Lab<'_>, found: &mut Findings, windows: u32) -> std::result::Result<(), Failure> {
         let (Some((ratio, at)), Some((spread, widest_at))) = (self.worst, self.widest) else { return Ok(()) };
-        let Self { kept, sizes, .. } = self;
+        let Self { kept, sizes, unresolved, .. } = self;
         let apart = format!("windows of one backend differ by up to {:.1} % ({widest_at})", 100.0 * (spread - 1.0));
         lab.screen.line("")?;
         lab.screen.line(&apart)?;
-        let mut detail = format!("{at}; {kept} of {sizes} within it; {apart}");
+        let mut detail = format!("{at}; {kept} of {sizes} sizes within it; {apart}");
+        if unresolved > 0 {
+            let shortest = shortest_resolved(LIMIT, lab.clock.resolution_ns());
+            let share = 100.0 * (LIMIT - 1.0);
+            detail = format!(
+                "{detail}; {unresolved} figures below {shortest:.0} ns, of which the clock does not resolve {share:.0} %, \
+                 are not judged"
+            );
+        }
         if let Some(why) = not_shown(ratio, windows) {
             detail = format!("{detail}; {why}");
         }

@@ -11,6 +11,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::cpu;
+use super::num::f64_of;
 use super::stats::Samples;
 
 /// How long the counter is compared with the system's clock.
@@ -118,6 +119,14 @@ impl Clock {
     pub fn ps(&self, ticks: u64) -> u64 {
         let ps = (u128::from(ticks) * u128::from(self.ps_per_tick)) >> FRACTION_BITS;
         u64::try_from(ps).unwrap_or(u64::MAX)
+    }
+
+    /// Times of single regions that differ by less than this many nanoseconds do not differ: the counter is read at both
+    /// ends, each time to a whole tick.
+    #[must_use]
+    pub fn resolution_ns(&self) -> f64 {
+        // Of a million times two ticks, since whole picoseconds are coarse for two.
+        f64_of(self.ps(2_000_000)) / 1e9
     }
 
     /// What an empty timed region costs, to be subtracted from every region.
@@ -242,6 +251,8 @@ mod tests {
         let clock =
             Clock { source: Source::Tsc, ps_per_tick: fixed_point(100_000_000, 210_000_000).unwrap(), overhead_ps: 0 };
         assert_eq!(clock.to_string(), "invariant TSC, 2100 MHz");
+        assert!((clock.resolution_ns() - 2.0 / 2.1).abs() < 1e-6, "{}", clock.resolution_ns());
+        assert_eq!(Clock::monotonic().resolution_ns(), 2.0);
     }
 
     #[test]

@@ -30,11 +30,25 @@ impl Estimate {
         Self { value, low: low.min(high), high: low.max(high) }
     }
 
+    /// Of a ratio of times around `time`: whether it can be held against a limit of `limit`. Where the limit allows less than
+    /// the clock resolves (`resolution`, in the unit of `time`), one step of the clock already breaks it; only what is
+    /// surely slower by more than that can be judged there.
+    #[must_use]
+    pub fn is_resolved(&self, limit: f64, time: f64, resolution: f64) -> bool {
+        time >= shortest_resolved(limit, resolution) || (self.low - 1.0) * time > resolution
+    }
+
     /// Whether the interval has `at` inside.
     #[must_use]
     pub fn spans(&self, at: f64) -> bool {
         self.low <= at && at <= self.high
     }
+}
+
+/// The shortest time of which a limit of `limit` allows as much as the clock resolves.
+#[must_use]
+pub fn shortest_resolved(limit: f64, resolution: f64) -> f64 {
+    resolution / (limit - 1.0)
 }
 
 impl fmt::Display for Estimate {
@@ -109,6 +123,19 @@ mod tests {
         assert_eq!(median(&mut [4.0, 1.0, 2.0, 9.0]), 3.0);
         assert_eq!(median(&mut [7.0]), 7.0);
         assert!(median(&mut []).is_nan());
+    }
+
+    #[test]
+    fn what_the_clock_does_not_resolve_is_not_judged() {
+        let equal = Estimate { value: 1.0, low: 0.99, high: 1.06 };
+        assert!((shortest_resolved(1.03, 0.96) - 32.0).abs() < 1e-9);
+        assert!(!equal.is_resolved(1.03, 4.0, 0.96));
+        assert!(!equal.is_resolved(1.03, 31.9, 0.96));
+        assert!(equal.is_resolved(1.03, 32.1, 0.96));
+        assert!(equal.is_resolved(1.03, 4.0, 0.1), "another clock");
+        let slower = |low| Estimate { value: 1.5, low, high: 2.0 };
+        assert!(!slower(1.2).is_resolved(1.03, 4.0, 0.96), "one step");
+        assert!(slower(1.3).is_resolved(1.03, 4.0, 0.96), "surely more than a step");
     }
 
     #[test]

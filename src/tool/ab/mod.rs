@@ -13,7 +13,7 @@ mod bootstrap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-pub use bootstrap::{Estimate, median};
+pub use bootstrap::{Estimate, median, shortest_resolved};
 
 use bootstrap::drawn_again;
 
