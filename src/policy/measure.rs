@@ -83,7 +83,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 /// The largest copy that a parallel copier leaves to the calling thread.
-pub(super) fn largest_alone(direction: CopyDirection) -> usize {
+pub(crate) fn largest_alone(direction: CopyDirection) -> usize {
     match direction {
         CopyDirection::HostToDevice => LARGEST_WRITE_ALONE,
         CopyDirection::DeviceToHost => LARGEST_READ_ALONE,

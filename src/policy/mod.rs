@@ -75,7 +75,7 @@ use std::path::Path;
 
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
-pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
+pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, largest_alone, rest, rouse, sizes};
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;

@@ -1,13 +1,17 @@
 //! Several methods side by side: their times in one table, and which of them is the quickest up to which size.
 
+use crate::policy::{are_shared, largest_alone};
+use crate::sys::num::u64_of;
+
 use super::flags::{Binary, size_in_words};
-use super::method::{Agent, AgentPinned, Auto, Bar1, CudaMemcpy, Posted};
+use super::method::{Agent, AgentPinned, Auto, Bar1, CudaMemcpy, Parallel, Posted};
+use super::num::f64_of;
 use super::report::{Direction, Entry, Metric};
 use super::table::nanoseconds;
 use super::verdict::{approximate, basis, crossing, sizes, typical};
 
-/// A method stays the quickest as long as no other one is ahead by more than this.
-const TIE: f64 = 1.03;
+/// Of methods that are no further behind the best, the plainest counts as the quickest.
+const TIE: f64 = 1.05;
 
 /// Columns of a line of text.
 const WIDTH: usize = 100;
@@ -19,6 +23,8 @@ struct Column {
     /// Two lines above the column, of nine characters at most.
     titles: [String; 2],
     times: Vec<Option<f64>>,
+    /// The fewer, the plainer.
+    threads: Option<usize>,
 }
 
 /// The quickest at a size.
@@ -32,6 +38,7 @@ struct Winner {
 /// What is compared in one direction, at the first offset measured.
 #[derive(Debug)]
 struct Contest {
+    direction: Direction,
     sizes: Vec<u64>,
     columns: Vec<Column>,
 }
@@ -52,25 +59,45 @@ impl Contest {
             let label = entry.label();
             if columns.iter().all(|column| column.label != label) {
                 let times = sizes.iter().map(|&bytes| typical(results, (direction, offset, bytes), &label)).collect();
-                columns.push(Column { label, titles: titles(entry), times });
+                columns.push(Column { label, titles: titles(entry), times, threads: entry.threads });
             }
         }
-        Self { sizes, columns }
+        Self { direction, sizes, columns }
     }
 
-    /// Of those that `may` take part, the quickest at each size. Close to equals do not replace each other.
+    /// The time of a column, unless it only repeats `bar1`: a copy that is not shared among threads is made by one of them,
+    /// by the same code.
+    fn time(&self, column: &Column, row: usize) -> Option<f64> {
+        let size = usize::try_from(self.sizes[row]).unwrap_or(usize::MAX);
+        let is_bar1 = column.threads.is_some() && !are_shared(self.direction, size);
+        let has_bar1 = || self.columns.iter().any(|other| other.label == Bar1::NAME && other.times[row].is_some());
+        if is_bar1 && has_bar1() { None } else { column.times[row] }
+    }
+
+    /// Of those that `may` take part, the plainest of the quickest at one size.
+    fn winner(&self, row: usize, may: impl Fn(&str) -> bool) -> Option<Winner> {
+        let columns = || self.columns.iter().enumerate().filter(|(_, column)| may(&column.label));
+        let times = columns().filter_map(|(column, of)| Some(Winner { row, column, time: self.time(of, row)? }));
+        let best = times.clone().map(|winner| winner.time).min_by(f64::total_cmp)?;
+        times.filter(|winner| winner.time <= best * TIE).min_by_key(|winner| rank(&self.columns[winner.column]))
+    }
+
     fn winners(&self, may: impl Fn(&str) -> bool) -> Vec<Winner> {
-        let mut winners: Vec<Winner> = Vec::new();
-        for row in 0..self.sizes.len() {
-            let times = self.columns.iter().enumerate().filter(|(_, column)| may(&column.label));
-            let times = times.filter_map(|(column, of)| Some(Winner { row, column, time: of.times[row]? }));
-            let Some(best) = times.min_by(|a, b| a.time.total_cmp(&b.time)) else { continue };
-            let holder = winners.last().and_then(|&Winner { column, .. }| {
-                Some(Winner { row, column, time: self.columns[column].times[row]? })
-            });
-            winners.push(holder.filter(|holder| holder.time <= best.time * TIE).unwrap_or(best));
-        }
-        winners
+        (0..self.sizes.len()).filter_map(|row| self.winner(row, &may)).collect()
+    }
+
+    /// Up to where one remains the quickest that another follows in the next row.
+    fn end(&self, won: Winner, lost: Winner) -> f64 {
+        let of = |winner: Winner, at: Winner| self.columns[winner.column].times[at.row].unwrap_or(at.time);
+        let (from, to) = (self.sizes[won.row], self.sizes[lost.row]);
+        // A plainer one takes over before it is ahead.
+        let at = match (of(won, lost), lost.time) {
+            (before, after) if before <= after => f64_of(from),
+            (before, after) => crossing((from, won.time, of(lost, won)), (to, before, after)),
+        };
+        // As much as one thread copies is never the other's.
+        let alone = self.columns[lost.column].threads.map_or(0, |_| largest_alone(self.direction));
+        at.max(f64_of(u64_of(alone).min(to)))
     }
 
     /// `bar1 up to 2.1 KiB, agent up to 510 KiB, cuMemcpy beyond`.
@@ -80,10 +107,7 @@ impl Contest {
         for pair in winners.windows(2) {
             let &[won, lost] = pair else { continue };
             if won.column != lost.column {
-                let of = |winner: Winner, at: Winner| self.columns[winner.column].times[at.row].unwrap_or(at.time);
-                let before = (self.sizes[won.row], won.time, of(lost, won));
-                let after = (self.sizes[lost.row], of(won, lost), lost.time);
-                parts.push(format!("{} up to {}", self.name(won.column), approximate(crossing(before, after))));
+                parts.push(format!("{} up to {}", self.name(won.column), approximate(self.end(won, lost))));
             }
         }
         let last = winners.last()?;
@@ -102,7 +126,7 @@ impl Contest {
         let auto = self.columns.iter().find(|column| column.label == Auto::NAME)?;
         let behind = (0..self.sizes.len()).filter_map(|row| {
             let others = self.columns.iter().filter(|column| from_any_memory(&column.label));
-            let least = others.filter_map(|column| column.times[row]).min_by(f64::total_cmp)?;
+            let least = others.filter_map(|column| self.time(column, row)).min_by(f64::total_cmp)?;
             Some((row, auto.times[row]? / least.max(0.1)))
         });
         let (row, ratio) = behind.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -127,9 +151,8 @@ impl Contest {
         for (row, &bytes) in self.sizes.iter().enumerate() {
             let times = self.columns.iter().map(|column| column.times[row]);
             let fields: Vec<_> = times.map(|time| time.map_or_else(|| "-".to_owned(), nanoseconds)).collect();
-            let others = self.columns.iter().filter(|column| column.label != Auto::NAME);
-            let times = others.filter_map(|column| Some((column.label.as_str(), column.times[row]?)));
-            let best = times.min_by(|a, b| a.1.total_cmp(&b.1)).map_or("-", |(label, _)| label);
+            let best = self.winner(row, |label| label != Auto::NAME);
+            let best = best.map_or("-", |winner| &self.columns[winner.column].label);
             lines.push(line(&Binary(bytes).to_string(), &fields, &best.replace("memcpy_", "")));
         }
         lines
@@ -145,6 +168,14 @@ fn titles(entry: &Entry) -> [String; 2] {
         (method, _) => [method, ""],
     };
     [name, kind].map(str::to_owned)
+}
+
+/// The less, the plainer.
+fn rank(column: &Column) -> (usize, usize) {
+    let order = [Bar1::NAME, Parallel::NAME, Agent::NAME, AgentPinned::NAME, CudaMemcpy::PAGEABLE, CudaMemcpy::PINNED];
+    let name = column.threads.map_or(column.label.as_str(), |_| Parallel::NAME);
+    let place = order.iter().position(|&plain| plain == name);
+    (place.unwrap_or(order.len()), column.threads.unwrap_or(0))
 }
 
 fn is_cuda(label: &str) -> bool {
@@ -237,7 +268,6 @@ pub fn choices(used: &[(u64, &str)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::method::Parallel;
     use super::super::report::tests::entry;
     use super::*;
 
@@ -279,6 +309,55 @@ mod tests {
         assert_eq!(in_words(&results)[1], "  Device to host, any memory: bar1 at every size");
     }
 
+    /// A parallel copy of so many threads.
+    fn shared(direction: Direction, threads: usize, times: &[u64]) -> Vec<Entry> {
+        let mut entries = sweep(direction, Parallel::NAME, times);
+        entries.iter_mut().for_each(|entry| entry.threads = Some(threads));
+        entries
+    }
+
+    #[test]
+    fn parallel_is_named_only_where_copies_are_shared() {
+        let write = Direction::HostToDevice;
+        let mut results = sweep(write, Bar1::NAME, &[100, 200, 400, 800, 3200]);
+        results.extend(shared(write, 8, &[50, 100, 200, 400, 1600]));
+        assert_eq!(in_words(&results)[1], "  Host to device, any memory: bar1 up to 16 KiB, parallel-8 beyond");
+        let quickest = |results: &[Entry], direction| {
+            let table = table(results, direction).into_iter().skip(3);
+            table.map(|line| line.split_whitespace().last().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(quickest(&results, write), ["bar1", "bar1", "bar1", "bar1", "parallel-8"]);
+
+        let mut results = reads(&[(Bar1::NAME, &[1000, 2000]), (Auto::NAME, &[1000, 500])]);
+        results.extend(shared(Direction::DeviceToHost, 8, &[500, 500]));
+        assert_eq!(quickest(&results, Direction::DeviceToHost), ["bar1", "parallel-8"]);
+        assert!(in_words(&results).last().unwrap().ends_with("as quick as the quickest at every size"));
+        // Without bar1 it stands for itself.
+        results.retain(|entry| entry.method != Bar1::NAME);
+        assert_eq!(quickest(&results, Direction::DeviceToHost), ["parallel-8", "parallel-8"]);
+    }
+
+    #[test]
+    fn of_equals_the_plainest_is_named() {
+        let read = Direction::DeviceToHost;
+        let mut results = reads(&[(CudaMemcpy::PAGEABLE, &[960, 960, 960, 100]), (Agent::NAME, &[970, 970, 970, 970])]);
+        results.extend(shared(read, 8, &[2000, 980, 1000, 980]));
+        results.extend(shared(read, 4, &[2000, 1000, 1030, 980]));
+        results.extend(reads(&[(Bar1::NAME, &[1000, 3000, 3000, 3000])]));
+        let winners: Vec<_> = Contest::new(&results, read).winners(from_any_memory).iter().map(|w| w.column).collect();
+        let labels: Vec<_> = Contest::new(&results, read).columns.into_iter().map(|column| column.label).collect();
+        let named: Vec<_> = winners.into_iter().map(|column| labels[column].as_str()).collect();
+        assert_eq!(named, ["bar1", "parallel-4", "parallel-8", "cuda_memcpy_pageable"]);
+        // parallel-4 is ahead of bar1 from 4/3 KiB on; cuMemcpy was ahead of parallel-8 at 4 KiB already.
+        assert_eq!(
+            in_words(&results)[1..],
+            [
+                "  Device to host, any memory: bar1 up to 1.3 KiB, parallel-4 up to 2.0 KiB,",
+                "    parallel-8 up to 4.0 KiB, cuMemcpy beyond"
+            ]
+        );
+    }
+
     #[test]
     fn auto_is_held_against_what_it_could_have_used() {
         let mut results = reads(&[(Bar1::NAME, &[1000, 4000]), (CudaMemcpy::PINNED, &[900, 100])]);
@@ -304,7 +383,7 @@ mod tests {
         let words = |n: usize| lines[n].split_whitespace().collect::<Vec<_>>();
         assert_eq!(words(0), ["bar1", "parallel", "agent", "auto"]);
         assert_eq!(words(1), ["size", "8", "thr.", "pinned", "quickest"]);
-        assert_eq!(words(3), ["1Ki", "1000", "500.0", "700.0", "1.0", "parallel-8"]);
+        assert_eq!(words(3), ["1Ki", "1000", "500.0", "700.0", "1.0", "agent_pinned"]);
         assert_eq!(words(4), ["2Ki", "2000", "500.0", "400.0", "1.0", "agent_pinned"]);
         assert!(lines.iter().all(|line| line.len() <= 100), "{lines:?}");
         assert!(table(&results, Direction::HostToDevice).is_empty());
