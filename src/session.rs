@@ -159,9 +159,10 @@ impl Session {
         &self.inner.policy
     }
 
-    /// Measures routines, parallel copies and `cuMemcpy` on this CPU, GPU, link and backend, and makes a policy of it.
-    /// Nothing calls it by itself, and this session goes on as it was opened: open another with the policy, or write it
-    /// to a file for `GDRCOPY_POLICY`. It leaves the GPU's context current on the calling thread.
+    /// Measures routines, parallel copies, the GPU's copy engine and `cuMemcpy` on this CPU, GPU, link and backend, and the
+    /// agent where [`Calibration::agent`] asks for it, and makes a policy of it. Nothing calls it by itself, and this
+    /// session goes on as it was opened: open another with the policy, or write it to a file for `GDRCOPY_POLICY`. It leaves
+    /// the GPU's context current on the calling thread.
     ///
     /// `progress` is called before each cell of the table.
     ///

@@ -224,7 +224,7 @@ typedef struct gdrx_range {
 typedef struct gdrx_agent_options {
     size_t size;          /* sizeof(gdrx_agent_options_t) */
     int gpu;              /* CUDA ordinal of the GPU that all ranges are on */
-    int threads;          /* of the block: a multiple of 32 from 64 to 1024; default 512 */
+    int threads;          /* of the block: a multiple of 32 from 64 to 1024; default 256 */
     int ring;             /* doorbells, a power of two from 16 to 1024, half of which can be in flight; default 64 */
     int packet_bytes;     /* reads of up to so many come as packets, without a fence on the GPU: 1 to 1024 (the default);
                            * -1: none */

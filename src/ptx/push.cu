@@ -340,7 +340,7 @@ __device__ __forceinline__ void serve(const Push &a)
     }
 }
 
-// A block of up to 512 threads, which has registers for more loads at once.
+// A block of up to 512 threads. Its threads have more loads under way at once, for there are fewer of them.
 extern "C" __global__ void __launch_bounds__(512) push(const Push a)
 {
     serve<8>(a);
