@@ -164,6 +164,7 @@ impl ParallelCopier {
             len: to.len(),
             shares: team.shares(),
             direction: CopyDirection::DeviceToHost,
+            is_prompt: !team.wakes,
         };
         // Before the copy is opened: this core's earlier writes leave it first, and the workers' loads see them.
         fence::full();
@@ -197,6 +198,7 @@ impl ParallelCopier {
             len: from.len(),
             shares: team.shares(),
             direction: CopyDirection::HostToDevice,
+            is_prompt: !team.wakes,
         };
         // Before the copy is opened: an earlier write of this core to the same bytes must not arrive after a worker's.
         fence::store();

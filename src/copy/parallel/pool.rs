@@ -28,10 +28,13 @@ pub(super) struct Job {
     /// For how many threads it is cut up.
     pub(super) shares: usize,
     pub(super) direction: CopyDirection,
+    /// Those whom it is cut up for are all awake.
+    pub(super) is_prompt: bool,
 }
 
 impl Job {
-    /// Takes pieces until none are left; where there is one for each thread, a worker (`is_helper`) takes no second.
+    /// Takes pieces until none are left; where there is one for each thread, and all are there, a worker (`is_helper`) takes
+    /// no second.
     ///
     /// # Safety
     ///
@@ -57,7 +60,7 @@ impl Job {
                 }
             }
             // What a worker that comes too late does not take, the caller does.
-            if is_helper && pieces.are_shares() {
+            if is_helper && self.is_prompt && pieces.are_shares() {
                 return;
             }
         }
