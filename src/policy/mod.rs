@@ -75,7 +75,9 @@ use std::path::Path;
 
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
-pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, largest_alone, rest, rouse, sizes};
+#[cfg(feature = "tools")]
+pub(crate) use measure::largest_alone;
+pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;
