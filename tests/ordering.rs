@@ -22,10 +22,11 @@ const BYTES: usize = 512;
 /// A store or a load that takes longer than this runs away.
 const MAX_STEPS: usize = 100_000;
 
-/// What the memory holds when a load begins, after its first fence, and after its second.
+/// What the memory holds when a load begins, after its first fence, its second, and its third.
 const BEFORE: u8 = 0x11;
 const BETWEEN: u8 = 0x22;
 const AFTER: u8 = 0x33;
+const LAST: u8 = 0x44;
 
 /// What parent and child share.
 #[repr(C, align(4096))]
@@ -89,6 +90,11 @@ const fn store(
 
 const fn load(name: &'static str, perform: fn(&Mapping<'_>, &mut [u8; BYTES]) -> usize) -> Case {
     Case { name, perform, wanted: &[MFENCE, LFENCE], fetched: &[BETWEEN] }
+}
+
+/// A load by a routine, which has a fence of its own before the memory is asked: every branch is decided by then.
+const fn routine(name: &'static str, perform: fn(&Mapping<'_>, &mut [u8; BYTES]) -> usize) -> Case {
+    Case { name, perform, wanted: &[MFENCE, LFENCE, LFENCE], fetched: &[AFTER] }
 }
 
 /// A verb that fences like a load and returns nothing.
@@ -168,13 +174,13 @@ const CASES: &[Case] = &[
     ),
     load("load_u32", |m, to| filled(to, &m.load_u32(4).unwrap().to_ne_bytes())),
     load("load_u64", |m, to| filled(to, &m.load_u64(8).unwrap().to_ne_bytes())),
-    load("read 1", |m, to| read(m, 3, &mut to[..1])),
-    load("read 8", |m, to| read(m, 8, &mut to[..8])),
-    load("read 64", |m, to| read(m, 64, &mut to[..64])),
-    load("read 300 odd", |m, to| read(m, 5, &mut to[..300])),
+    routine("read 1", |m, to| read(m, 3, &mut to[..1])),
+    routine("read 8", |m, to| read(m, 8, &mut to[..8])),
+    routine("read 64", |m, to| read(m, 64, &mut to[..64])),
+    routine("read 300 odd", |m, to| read(m, 5, &mut to[..300])),
     load_of_nothing("read nothing", |m, to| read(m, 5, &mut to[..0])),
-    load("read_value 8", |m, to| filled(to, &m.read_value::<[u8; 8]>(8).unwrap())),
-    load("read_value 24", |m, to| filled(to, &m.read_value::<[u8; 24]>(9).unwrap())),
+    routine("read_value 8", |m, to| filled(to, &m.read_value::<[u8; 8]>(8).unwrap())),
+    routine("read_value 24", |m, to| filled(to, &m.read_value::<[u8; 24]>(9).unwrap())),
     load_of_nothing("flush", |m, _| done!(m.flush())),
 ];
 
@@ -268,7 +274,8 @@ impl Watch<'_> {
             self.end_stores();
             self.events.push(Event::Fence(fence));
             if self.is_load {
-                self.fill(if fence == Fence::Full { BETWEEN } else { AFTER });
+                // Of a load all events are fences.
+                self.fill([BEFORE, BETWEEN, AFTER].get(self.events.len()).copied().unwrap_or(LAST));
             }
         }
     }
@@ -347,6 +354,14 @@ fn wrong_verbs_are_caught() {
             let value = unsafe { copy::load_u32(m.as_ptr().cast()) };
             filled(to, &value.to_ne_bytes())
         }),
+        load("a load behind all fences of a routine's", |m, to| {
+            copy::fence::full();
+            copy::fence::load();
+            copy::fence::load();
+            // SAFETY: as above.
+            let value = unsafe { copy::load_u32(m.as_ptr().cast()) };
+            filled(to, &value.to_ne_bytes())
+        }),
     ];
     let Some(seen) = trace(&wrong, "scalar") else { return };
     let fences = [MFENCE, LFENCE];
@@ -356,6 +371,7 @@ fn wrong_verbs_are_caught() {
         (&[], Some(BEFORE)),
         (&fences, Some(BEFORE)),
         (&fences, Some(AFTER)),
+        (&[MFENCE, LFENCE, LFENCE], Some(LAST)),
     ];
     for ((case, seen), (events, fetched)) in wrong.iter().zip(seen).zip(wanted) {
         assert_eq!((&seen.events[..], seen.fetched), (events, Vec::from_iter(fetched)), "{}", case.name);
