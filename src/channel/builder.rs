@@ -32,6 +32,7 @@ impl Default for ChannelBuilder {
             readers: 1,
             limit_ns: 0,
             far_in_host: false,
+            near: false,
         };
         Self { asked, limit: Duration::from_secs(10) }
     }
@@ -53,9 +54,6 @@ impl ChannelBuilder {
 
     /// Lines of 64 bytes in the ring to the GPU, which is GPU memory: a power of two, 32 to 1048576, and at least 32 for
     /// each reader.
-    ///
-    /// One of 32 lines is put into the half of the GPU's L2 cache that is near to the SM of the next kernel on an idle GPU,
-    /// which a kernel measures while the channel is opened: on an H200 the far half costs a round trip up to 0.26 us more.
     #[must_use]
     pub fn lines_to_gpu(mut self, lines: u32) -> Self {
         self.asked.in_lines = lines;
@@ -93,6 +91,18 @@ impl ChannelBuilder {
         self
     }
 
+    /// Puts a ring of 32 [lines](Self::lines_to_gpu) into the half of the GPU's L2 cache that is near to the SM which the next
+    /// kernel on an idle GPU runs on: on an H200 the far half costs a round trip up to 0.26 us more. Longer rings are in both
+    /// halves anyhow, and an emulated GPU has none.
+    ///
+    /// A kernel measures it while the channel is opened. Loading that kernel and giving it up **waits for kernels that run**,
+    /// in the same process: open such a channel before any kernel that stays.
+    #[must_use]
+    pub fn near(mut self) -> Self {
+        self.asked.near = true;
+        self
+    }
+
     /// Puts the ring to the GPU in pinned host memory, where the kernel polls it over the bus: what BAR1 is compared with.
     #[doc(hidden)]
     #[must_use]
@@ -101,8 +111,8 @@ impl ChannelBuilder {
         self
     }
 
-    /// Allocates and maps the rings. Do it before the kernel is launched; nothing here waits for running kernels, but
-    /// dropping both ends does.
+    /// Allocates and maps the rings. Do it before the kernel is launched; nothing here waits for running kernels
+    /// unless [`near`](Self::near) was asked for, but dropping both ends does.
     ///
     /// # Errors
     ///

@@ -105,6 +105,8 @@ pub(super) struct Asked {
     pub(super) limit_ns: u64,
     /// For comparison: what belongs in GPU memory lies in host memory.
     pub(super) far_in_host: bool,
+    /// Where a kernel polls soonest, which a kernel is asked.
+    pub(super) near: bool,
 }
 
 impl Asked {
@@ -121,14 +123,15 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// Allocates and maps `bytes` bytes of device memory: what fits into a page, in the page that a kernel reaches soonest.
-    pub(super) fn new(session: &Session, ordinal: Option<usize>, bytes: usize) -> Result<(Self, usize)> {
-        let space = bytes.max(SPACE);
+    /// Allocates and maps `bytes` bytes of device memory; `near`: what fits into a page, in the page that a kernel reaches
+    /// soonest.
+    pub(super) fn new(session: &Session, ordinal: Option<usize>, bytes: usize, near: bool) -> Result<(Self, usize)> {
+        let space = if near { bytes.max(SPACE) } else { bytes };
         let buffer: Arc<DeviceBuffer> = Arc::new(match ordinal {
             Some(ordinal) => session.alloc_on(ordinal, space)?,
             None => session.alloc(space)?,
         });
-        let start = nearest(session, &buffer, bytes)?;
+        let start = if near { nearest(session, &buffer, bytes)? } else { 0 };
         let mapping = session.pin(DeviceRange::from(&buffer).slice(start..start + bytes)?)?.map()?;
         // A thread that plays a kernel sees the window.
         let addr = match session.backend() {
@@ -198,7 +201,7 @@ impl Shared {
         let (far, ordinal) = if asked.far_in_host {
             (None, asked.ordinal.unwrap_or(0))
         } else {
-            let (far, ordinal) = Far::new(session, asked.ordinal, asked.far_bytes())?;
+            let (far, ordinal) = Far::new(session, asked.ordinal, asked.far_bytes(), asked.near)?;
             (Some(far), ordinal)
         };
         let store = match &far {
