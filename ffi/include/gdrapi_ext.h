@@ -317,8 +317,8 @@ int gdrx_auto_create(gdr_t g, uint64_t addr, const gdrx_auto_options_t *options,
 int gdrx_auto_read(gdrx_auto_t copier, size_t offset, void *to, size_t size);
 int gdrx_auto_write(gdrx_auto_t copier, size_t offset, const void *from, size_t size);
 
-/* Writes in one line what it does with a copy of `size` bytes, and what each way took when it was measured, cut to
- * `room` bytes including the terminating zero. */
+/* Writes in one line what it does with a copy of `size` bytes, what each way took when it was measured (medians, in
+ * nanoseconds), and how order is kept, cut to `room` bytes including the terminating zero. */
 int gdrx_auto_explain(gdrx_auto_t copier, gdrx_direction_t direction, size_t size, char *text, size_t room);
 
 /* gdr_close does it to what is left. */
