@@ -97,6 +97,7 @@ mod x86_64;
 
 pub(crate) use kernel::scalar_routine;
 pub use kernel::{by_name, preferred, routines};
+pub(crate) use parallel::largest_alone;
 pub use parallel::{ParallelCopier, ParallelCopierBuilder};
 pub(crate) use plan::LINE_BYTES;
 pub use routine::Routine;

@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::builder::ParallelCopierBuilder;
+pub(crate) use self::pieces::largest_alone;
 use self::pieces::{GRANULE_BYTES, Pieces};
 use self::pool::{Job, Pool};
 use super::fence;

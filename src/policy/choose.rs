@@ -1,8 +1,8 @@
 //! From figures to a table.
 
-use super::measure::largest_alone;
 use super::routines::MAX_CLASSES;
 use super::{CopyDirection, CopyMethod, Row};
+use crate::copy::largest_alone;
 
 /// What every candidate took at one size: median times in nanoseconds.
 #[derive(Clone, Debug)]

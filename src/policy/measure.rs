@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::arm::{Arm, close, is_decided};
 use super::choose::Cell;
 use super::{CopyDirection, CopyMethod};
-use crate::copy::ParallelCopier;
+use crate::copy::{ParallelCopier, largest_alone};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The least that the largest size can be: a table that ends below a line says nothing about what is above.
@@ -27,10 +27,6 @@ const DOUBLES: f64 = 1.6;
 const MARGINS: (f64, f64) = (1.01, 1.03);
 /// How long a block waits for workers to wake up, or to fall asleep.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Copies that a [`ParallelCopier`] leaves to the calling thread, as it documents: reads of no more than 16 lines, writes of
-/// less than 16 KiB.
-const LARGEST_READ_ALONE: usize = 1024;
-const LARGEST_WRITE_ALONE: usize = (16 << 10) - 1;
 
 /// What is measured: ways of copying between the start of some device memory and host memory.
 pub(crate) trait Subject {
@@ -79,14 +75,6 @@ fn wait_until(is_so: impl Fn() -> bool) {
     let started = Instant::now();
     while !is_so() && started.elapsed() < PATIENCE {
         std::hint::spin_loop();
-    }
-}
-
-/// The largest copy that a parallel copier leaves to the calling thread.
-pub(crate) fn largest_alone(direction: CopyDirection) -> usize {
-    match direction {
-        CopyDirection::HostToDevice => LARGEST_WRITE_ALONE,
-        CopyDirection::DeviceToHost => LARGEST_READ_ALONE,
     }
 }
 

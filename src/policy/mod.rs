@@ -75,8 +75,6 @@ use std::path::Path;
 
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
-#[cfg(feature = "tools")]
-pub(crate) use measure::largest_alone;
 pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;

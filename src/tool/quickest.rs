@@ -1,6 +1,7 @@
 //! Several methods side by side: their times in one table, and which of them is the quickest up to which size.
 
-use crate::policy::{are_shared, largest_alone};
+use crate::copy::largest_alone;
+use crate::policy::are_shared;
 use crate::sys::num::u64_of;
 
 use super::flags::{Binary, size_in_words};

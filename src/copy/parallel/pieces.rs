@@ -14,6 +14,14 @@ pub(super) const GRANULE_BYTES: usize = GRANULE_LINES * LINE_BYTES;
 /// for handing a share over.
 pub(super) const WRITE_BYTES: usize = 8 << 10;
 
+/// The largest copy that the calling thread makes alone, wherever it begins in a line.
+pub(crate) fn largest_alone(direction: CopyDirection) -> usize {
+    match direction {
+        CopyDirection::HostToDevice => 2 * WRITE_BYTES - 1,
+        CopyDirection::DeviceToHost => GRANULE_BYTES,
+    }
+}
+
 /// Rounds of pieces, each for all threads: most of the whole, then halves of what is left, then units.
 const ROUNDS: usize = 4;
 

@@ -170,19 +170,8 @@ impl<'a> Exchange<'a> {
     /// What goes on while no answer comes.
     #[cold]
     fn look_round(&self, since: &Instant) -> Result<(), Failure> {
-        interrupt::check()?;
         self.peer.let_run();
-        let number = self.number;
-        if self.timeout.is_some_and(|timeout| since.elapsed() > timeout) {
-            let seconds = self.timeout.unwrap_or_default().as_secs();
-            return Err(Failure::run(format!(
-                "no answer to message {number} within {seconds} s; is the GPU busy? -u sets another limit, -u 0 none"
-            )));
-        }
-        if self.peer.has_ended()? {
-            return Err(Failure::run(format!("the answering side ended at message {number}")));
-        }
-        Ok(())
+        keep_waiting(self.number, *since, self.timeout, || self.peer.has_ended())
     }
 
     /// Ends the other side and says what was found.
@@ -198,6 +187,27 @@ impl<'a> Exchange<'a> {
         }
         Ok(Outcome { messages, wrong_messages: self.wrong, wrong_words })
     }
+}
+
+/// Whether the answer to a message may still come: an error if the user has had enough, `timeout` has passed `since`, or the
+/// answering side has ended.
+pub(super) fn keep_waiting(
+    number: u32,
+    since: Instant,
+    timeout: Option<Duration>,
+    has_ended: impl FnOnce() -> crate::error::Result<bool>,
+) -> Result<(), Failure> {
+    interrupt::check()?;
+    if let Some(timeout) = timeout.filter(|&timeout| since.elapsed() > timeout) {
+        let seconds = timeout.as_secs();
+        return Err(Failure::run(format!(
+            "no answer to message {number} within {seconds} s; is the GPU busy? -u sets another limit, -u 0 none"
+        )));
+    }
+    if has_ended()? {
+        return Err(Failure::run(format!("the answering side ended at message {number}")));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

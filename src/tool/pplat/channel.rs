@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::session::Session;
 use crate::sys::num::u64_of;
 use crate::tool::answer::{Totals, WRONG_DATA};
-use crate::tool::exchange::Outcome;
+use crate::tool::exchange::{Outcome, keep_waiting};
 use crate::tool::fail::Failure;
 use crate::tool::interrupt;
 use crate::tool::measure::Amount;
@@ -150,18 +150,7 @@ impl<'a> Line<'a> {
     /// What goes on while nothing moves.
     #[cold]
     fn look_round(&self, since: Instant) -> Result<(), Failure> {
-        interrupt::check()?;
-        let number = self.number;
-        if self.timeout.is_some_and(|timeout| since.elapsed() > timeout) {
-            let seconds = self.timeout.unwrap_or_default().as_secs();
-            return Err(Failure::run(format!(
-                "no answer to message {number} within {seconds} s; is the GPU busy? -u sets another limit, -u 0 none"
-            )));
-        }
-        if self.peer.has_ended()? {
-            return Err(Failure::run(format!("the answering side ended at message {number}")));
-        }
-        Ok(())
+        keep_waiting(self.number, since, self.timeout, || self.peer.has_ended())
     }
 
     #[cold]
