@@ -213,7 +213,11 @@ fn falling_asleep(lab: &Lab<'_>, found: &mut Findings, crew: &ParallelCopier) ->
     let load = Load::new(Direction::DeviceToHost, 64 << 10);
     let mut times = Vec::new();
     for _ in 0..lab.pace.times(2000) {
-        carry(crew, lab, &load)?;
+        // Of workers that are still waking up the time would be none at all.
+        awake(crew, lab, &load)?;
+        if crew.awake() < crew.cpus().len() {
+            continue;
+        }
         let start = lab.clock.start();
         let begin = Instant::now();
         while crew.awake() > 0 {
@@ -225,6 +229,9 @@ fn falling_asleep(lab: &Lab<'_>, found: &mut Findings, crew: &ParallelCopier) ->
         let ticks = lab.clock.stop().ticks.saturating_sub(start);
         let ps = u32::try_from(lab.clock.ps(ticks) / 1000).unwrap_or(u32::MAX);
         times.push(f64::from(ps));
+    }
+    if times.is_empty() {
+        return found.skip(lab.screen, PART, "sleep: the workers were never all awake at once".to_owned());
     }
     times.sort_unstable_by(f64::total_cmp);
     let p99 = times[(times.len() * 99 / 100).min(times.len() - 1)] / 1000.0;
