@@ -1,7 +1,7 @@
 //! Which of several places in device memory a kernel reaches soonest.
 //!
-//! A line belongs to one half of the L2 cache of a large GPU, and to poll one in the far half costs a round trip 0.1 to 0.3 us
-//! more (H200). No rule tells the halves apart from outside, so a kernel measures it.
+//! A line is at home in one half of the L2 cache of a large GPU, and to poll one that is at home in the far half costs a round
+//! trip 0.1 to 0.25 us more (H200). No rule tells the halves apart from outside, so a kernel measures it: see `near.cuh`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
