@@ -36,14 +36,18 @@ impl Edges {
     }
 }
 
-/// Loads 1 to 16 lines at `src`, a multiple of 64, with nothing to guess behind the LFENCE of `FENCED`: first all loads,
-/// then the stores, of the first line the lanes in `first`, of the last those in `last`.
+/// A line on both sides: where it goes, and a multiple of 64.
+pub(super) type At = (*mut u8, *const u8);
+
+/// Loads 1 to 16 lines with nothing to guess behind the LFENCE of `FENCED`: the one at `head`, and those that would follow one
+/// at `before`. First all loads, then the stores, of the first line the lanes in `first`, of the last those in `last`.
 ///
 /// # Safety
 ///
 /// The lines are loadable, the lanes writable; one line is `first` and `last`.
 #[inline(always)]
-pub(super) unsafe fn load_some<const FENCED: bool>(dst: *mut u8, src: *const u8, lines: usize, first: u64, last: u64) {
+pub(super) unsafe fn load_some<const FENCED: bool>(head: At, before: At, lines: usize, first: u64, last: u64) {
+    let ((head_dst, head_src), (dst, src)) = (head, before);
     macro_rules! some {
         ($last:tt $last_at:literal; $($mid:tt $at:literal)*) => {{
             if FENCED {
@@ -53,14 +57,16 @@ pub(super) unsafe fn load_some<const FENCED: bool>(dst: *mut u8, src: *const u8,
             // for access; the registers are declared.
             unsafe {
             asm!(
-                "vmovntdqa zmm16, [{src}]",
+                "vmovntdqa zmm16, [{head_src}]",
                 $(concat!("vmovntdqa ", $mid, ", [{src} + ", $at, "]"),)*
                 concat!("vmovntdqa ", $last, ", [{src} + ", $last_at, "]"),
                 "kmovq k1, {first}",
                 "kmovq k2, {last}",
-                "vmovdqu8 [{dst}] {{k1}}, zmm16",
+                "vmovdqu8 [{head_dst}] {{k1}}, zmm16",
                 $(concat!("vmovdqu64 [{dst} + ", $at, "], ", $mid),)*
                 concat!("vmovdqu8 [{dst} + ", $last_at, "] {{k2}}, ", $last),
+                head_dst = in(reg) head_dst,
+                head_src = in(reg) head_src,
                 dst = in(reg) dst,
                 src = in(reg) src,
                 first = in(reg) first,
@@ -81,7 +87,7 @@ pub(super) unsafe fn load_some<const FENCED: bool>(dst: *mut u8, src: *const u8,
                 fence::load();
             }
             // SAFETY: the line is loadable, and the lanes of both masks are writable.
-            unsafe { load_lanes(dst, src, first & last) };
+            unsafe { load_lanes(head_dst, head_src, first & last) };
         }
         2 => some!("zmm17" 64;),
         3 => some!("zmm18" 128; "zmm17" 64),
