@@ -32,7 +32,6 @@ impl Default for ChannelBuilder {
             readers: 1,
             limit_ns: 0,
             far_in_host: false,
-            near: false,
         };
         Self { asked, limit: Duration::from_secs(10) }
     }
@@ -54,6 +53,11 @@ impl ChannelBuilder {
 
     /// Lines of 64 bytes in the ring to the GPU, which is GPU memory: a power of two, 32 to 1048576, and at least 32 for
     /// each reader.
+    ///
+    /// 32 lines are for latency: such a ring has several places in GPU memory, and the kernel takes the nearest when it starts.
+    /// A line is at home in one half of a large GPU's L2 cache, by pages of 4 KiB, and on an H200 the far half costs a round
+    /// trip 0.1 to 0.25 us more; a longer ring has pages in both. A sender that began before the kernel did stays in the
+    /// first place, so wait for [`Sender::kernel_has_started`].
     #[must_use]
     pub fn lines_to_gpu(mut self, lines: u32) -> Self {
         self.asked.in_lines = lines;
@@ -91,18 +95,6 @@ impl ChannelBuilder {
         self
     }
 
-    /// Puts a ring of 32 [lines](Self::lines_to_gpu) into the half of the GPU's L2 cache that is near to the SM which the next
-    /// kernel on an idle GPU runs on: on an H200 the far half costs a round trip up to 0.26 us more. Longer rings are in both
-    /// halves anyhow, and an emulated GPU has none.
-    ///
-    /// A kernel measures it while the channel is opened. Loading that kernel and giving it up **waits for kernels that run**,
-    /// in the same process: open such a channel before any kernel that stays.
-    #[must_use]
-    pub fn near(mut self) -> Self {
-        self.asked.near = true;
-        self
-    }
-
     /// Puts the ring to the GPU in pinned host memory, where the kernel polls it over the bus: what BAR1 is compared with.
     #[doc(hidden)]
     #[must_use]
@@ -111,8 +103,8 @@ impl ChannelBuilder {
         self
     }
 
-    /// Allocates and maps the rings. Do it before the kernel is launched; nothing here waits for running kernels
-    /// unless [`near`](Self::near) was asked for, but dropping both ends does.
+    /// Allocates and maps the rings. Do it before the kernel is launched; nothing here waits for running kernels, but
+    /// dropping both ends does.
     ///
     /// # Errors
     ///

@@ -95,7 +95,7 @@ impl<T: IntoBytes + Immutable + ?Sized> Latest<T> {
             return Err(Error::new(OP, ErrorKind::InvalidArgument, cause).remedy("use Mapping::publish"));
         };
         let slot_bytes = usize_of(u64::from(lines)) * LINE;
-        let (far, _) = Far::new(session, gpu, slot_bytes * usize_of(u64::from(SLOTS)), false)?;
+        let (far, _) = Far::new(session, gpu, slot_bytes * usize_of(u64::from(SLOTS)))?;
         let store = LineStore::choose(OP, &far.mapping)?;
         let device = DeviceLatest { slots: far.addr, lines, start };
         // The other slots are those of earlier versions, which a reader never wants.

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::layout::{DeviceChannel, ENDED, LINE, unwritten};
+use super::layout::{DeviceChannel, ENDED, LINE, RUNNING, STATE_BITS, places, unwritten};
 use super::post::LineStore;
 use crate::backend::BackendKind;
 use crate::buffer::DeviceBuffer;
@@ -77,9 +77,12 @@ pub(super) struct HostPlan {
 }
 
 /// In GPU memory, where the kernel looks without crossing the bus: line 0 is the credit for the ring to the CPU, line 1 the
-/// stop word.
+/// stop word; then comes the ring, or from the next page on each place that it may have.
 const STOP_AT: usize = LINE;
-const FAR_RING_AT: usize = 2 * LINE;
+
+fn far_ring_at(places: u32) -> usize {
+    if places == 1 { 2 * LINE } else { DeviceChannel::PLACE }
+}
 
 impl HostPlan {
     pub(super) fn new(asked: &Asked) -> Self {
@@ -105,13 +108,21 @@ pub(super) struct Asked {
     pub(super) limit_ns: u64,
     /// For comparison: what belongs in GPU memory lies in host memory.
     pub(super) far_in_host: bool,
-    /// Where a kernel polls soonest, which a kernel is asked.
-    pub(super) near: bool,
 }
 
 impl Asked {
+    /// Places for the ring in GPU memory; host memory has no near half.
+    fn places(&self) -> u32 {
+        if self.far_in_host { 1 } else { places(self.in_lines, self.readers) }
+    }
+
     fn far_bytes(&self) -> usize {
-        FAR_RING_AT + usize_of(u64::from(self.in_lines)) * LINE
+        let ring = usize_of(u64::from(self.in_lines)) * LINE;
+        far_ring_at(self.places())
+            + match self.places() {
+                1 => ring,
+                places => usize_of(u64::from(places)) * DeviceChannel::PLACE,
+            }
     }
 }
 
@@ -123,16 +134,13 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// Allocates and maps `bytes` bytes of device memory; `near`: what fits into a page, in the page that a kernel reaches
-    /// soonest.
-    pub(super) fn new(session: &Session, ordinal: Option<usize>, bytes: usize, near: bool) -> Result<(Self, usize)> {
-        let space = if near { bytes.max(SPACE) } else { bytes };
+    /// Allocates and maps `bytes` bytes of device memory.
+    pub(super) fn new(session: &Session, ordinal: Option<usize>, bytes: usize) -> Result<(Self, usize)> {
         let buffer: Arc<DeviceBuffer> = Arc::new(match ordinal {
-            Some(ordinal) => session.alloc_on(ordinal, space)?,
-            None => session.alloc(space)?,
+            Some(ordinal) => session.alloc_on(ordinal, bytes)?,
+            None => session.alloc(bytes)?,
         });
-        let start = if near { nearest(session, &buffer, bytes)? } else { 0 };
-        let mapping = session.pin(DeviceRange::from(&buffer).slice(start..start + bytes)?)?.map()?;
+        let mapping = session.pin(DeviceRange::from(&buffer))?.map()?;
         // A thread that plays a kernel sees the window.
         let addr = match session.backend() {
             BackendKind::Emulated => u64_of(mapping.as_ptr().expose_provenance()),
@@ -152,29 +160,6 @@ impl Far {
         Err(Error::new("open channel", ErrorKind::Io(libc::EIO), "GPU memory does not hold what was written to it")
             .remedy("see the kernel log for errors of the GPU or its bus"))
     }
-}
-
-/// An allocation is no smaller anyhow.
-const SPACE: usize = 64 << 10;
-
-/// Where in a buffer of [`SPACE`] bytes or more a kernel should poll.
-#[cfg(feature = "cuda")]
-fn nearest(session: &Session, buffer: &DeviceBuffer, bytes: usize) -> Result<usize> {
-    use crate::cuda::{Module, near};
-    const { assert!(SPACE == near::PLACES * near::STRIDE) };
-    if session.backend() == BackendKind::Emulated || bytes > near::STRIDE {
-        return Ok(0);
-    }
-    let module = Module::load(buffer.ordinal(), near::PTX)?;
-    let report = PinnedHost::new(buffer.ordinal(), near::REPORT_BYTES)?;
-    // SAFETY: the buffer is so large; `report` is freed when the kernel has ended.
-    let places = unsafe { near::by_distance(&module, buffer.addr(), (report.as_ptr(), report.gpu_addr()?.raw())) };
-    places.map(|[nearest, ..]| nearest)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn nearest(_: &Session, _: &DeviceBuffer, _: usize) -> Result<usize> {
-    Ok(0)
 }
 
 /// Everything that lives as long as an end of the channel does.
@@ -201,7 +186,7 @@ impl Shared {
         let (far, ordinal) = if asked.far_in_host {
             (None, asked.ordinal.unwrap_or(0))
         } else {
-            let (far, ordinal) = Far::new(session, asked.ordinal, asked.far_bytes(), asked.near)?;
+            let (far, ordinal) = Far::new(session, asked.ordinal, asked.far_bytes())?;
             (Some(far), ordinal)
         };
         let store = match &far {
@@ -212,7 +197,7 @@ impl Shared {
         let near = host.device_addr()?;
         let far_addr = far.as_ref().map_or(near + u64_of(plan.far), |far| far.addr);
         let device = DeviceChannel {
-            in_ring: far_addr + u64_of(FAR_RING_AT),
+            in_ring: far_addr + u64_of(far_ring_at(asked.places())),
             in_credit: near + u64_of(plan.credits),
             out_ring: near + u64_of(plan.ring),
             out_credit: far_addr,
@@ -224,7 +209,7 @@ impl Shared {
             out_lines: asked.out_lines,
             out_start: asked.out_start,
             readers: asked.readers,
-            unused: 0,
+            places: asked.places(),
         };
         let shared = Self { host: ManuallyDrop::new(host), far, plan, store, device, owner: Owner::here() };
         shared.fill()?;
@@ -233,10 +218,14 @@ impl Shared {
 
     /// Puts both rings and credits in the state of a lap before the first.
     fn fill(&self) -> Result<()> {
-        let DeviceChannel { in_lines, in_start, out_lines, out_start, readers, .. } = self.device;
-        let mut far = vec![0; FAR_RING_AT];
+        let DeviceChannel { in_lines, in_start, out_lines, out_start, readers, places, .. } = self.device;
+        let mut far = vec![0; far_ring_at(places)];
         far[..LINE].copy_from_slice([out_start.to_le_bytes(); LINE / 4].as_flattened());
-        far.extend(unwritten(in_start, in_lines));
+        let ring = unwritten(in_start, in_lines);
+        for place in 0..places {
+            far.resize(self.place_at(place), 0);
+            far.extend_from_slice(&ring);
+        }
         match &self.far {
             Some(window) => window.fill(0, &far)?,
             None => self.fill_host(self.plan.far, &far),
@@ -261,9 +250,19 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(word.cast()) }
     }
 
-    /// The window address of the ring to the GPU.
+    fn place_at(&self, place: u32) -> usize {
+        far_ring_at(self.device.places) + usize_of(u64::from(place)) * DeviceChannel::PLACE
+    }
+
+    /// The window address of the ring to the GPU, if its first line goes out now: in the place that the kernel took, or in the
+    /// first one, where a kernel that starts later will look as well.
     pub(super) fn in_ring(&self) -> *mut u8 {
-        self.far_ptr().wrapping_add(FAR_RING_AT)
+        let place = match self.states().next() {
+            Some(state) if state & ((1 << STATE_BITS) - 1) == RUNNING => state >> STATE_BITS,
+            _ => 0,
+        };
+        debug_assert!(place < self.device.places, "a place that a kernel was offered");
+        self.far_ptr().wrapping_add(self.place_at(place.min(self.device.places - 1)))
     }
 
     /// The window address of the credit for the ring to the CPU.

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::latest::{DeviceLatest, SLOTS};
-use super::layout::{BLOCK_LINES, DeviceChannel, ENDED, LENGTH, LINE, LINE_PAYLOAD, RUNNING, lines_of, slot};
+use super::layout::{
+    BLOCK_LINES, DeviceChannel, ENDED, LENGTH, LINE, LINE_PAYLOAD, RUNNING, STATE_BITS, lines_of, slot,
+};
 use super::part;
-use crate::sys::num::usize_of;
+use crate::sys::num::{u64_of, usize_of};
 
 /// Waiting ended because the channel asked for it or its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,8 @@ pub struct Port {
     in_next: u32,
     in_returned: u32,
     in_sub: u32,
+    /// Where the first line may come as well.
+    in_early: Option<u64>,
     out_next: u32,
     out_limit: u32,
     looks: u32,
@@ -46,9 +50,13 @@ impl Port {
     #[must_use]
     pub unsafe fn open(channel: &DeviceChannel, reader: u32) -> Self {
         let in_next = channel.in_start.wrapping_add(reader * BLOCK_LINES);
+        // No place is nearer than another here. The last one, which nobody takes by mistake.
+        let place = channel.places - 1;
+        let in_ring = channel.in_ring + u64::from(place) * u64_of(DeviceChannel::PLACE);
         let port = Self {
-            channel: *channel,
+            channel: DeviceChannel { in_ring, ..*channel },
             reader,
+            in_early: (place != 0).then_some(channel.in_ring),
             in_next,
             in_returned: in_next,
             in_sub: 0,
@@ -57,7 +65,7 @@ impl Port {
             looks: 0,
             started: Instant::now(),
         };
-        port.state().store(RUNNING, Ordering::Relaxed);
+        port.state().store(RUNNING | place << STATE_BITS, Ordering::Relaxed);
         port
     }
 
@@ -92,7 +100,24 @@ impl Port {
         credit.store(self.in_next, Ordering::Release);
     }
 
-    fn look(&self, number: u32, payload: &mut [u8; LINE_PAYLOAD]) -> bool {
+    /// `gdrc_find_place`, with every look until a line has come.
+    fn find_place(&mut self) {
+        let Some(early) = self.in_early else { return };
+        let is_there = |ring: u64| {
+            let at = pointer(ring).wrapping_add(slot(self.in_next, self.channel.in_lines));
+            // SAFETY: a line of the ring, by the duty of `open`; the channel's maker checked for AVX.
+            unsafe { part::load_line(at, self.in_next, &mut [0; LINE_PAYLOAD]) }
+        };
+        if is_there(self.channel.in_ring) {
+            self.in_early = None;
+        } else if is_there(early) {
+            self.channel.in_ring = early;
+            self.in_early = None;
+        }
+    }
+
+    fn look(&mut self, number: u32, payload: &mut [u8; LINE_PAYLOAD]) -> bool {
+        self.find_place();
         let at = pointer(self.channel.in_ring).wrapping_add(slot(number, self.channel.in_lines));
         // SAFETY: a line of the ring, by the duty of `open`; the channel's maker checked for AVX.
         unsafe { part::load_line(at, number, payload) }

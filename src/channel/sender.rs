@@ -19,6 +19,8 @@ use crate::sys::num::usize_of;
 pub struct Sender {
     pub(super) shared: Arc<Shared>,
     ring: *mut u8,
+    /// Whether the ring's place is settled, which it is with the first line.
+    is_settled: bool,
     store: LineStore,
     lines: u32,
     /// Number of the next line.
@@ -35,7 +37,8 @@ impl Sender {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let (ring, store) = (shared.in_ring(), shared.store);
         let (lines, next) = (shared.device.in_lines, shared.device.in_start);
-        Self { shared, ring, store, lines, next, free: 0 }
+        let is_settled = shared.device.places == 1;
+        Self { shared, ring, is_settled, store, lines, next, free: 0 }
     }
 
     /// What the kernel gets.
@@ -73,13 +76,25 @@ impl Sender {
         // The reader that is farthest behind decides. One that is ahead of the next line has credit past it.
         let ahead = |reader| self.shared.in_credit(reader).wrapping_sub(self.next).cast_signed();
         let behind = (0..readers).map(ahead).min().unwrap_or(0);
-        self.free = u32::try_from(i64::from(behind) + i64::from(self.lines)).unwrap_or(0).min(self.lines);
-        self.free
+        let free = u32::try_from(i64::from(behind) + i64::from(self.lines)).unwrap_or(0).min(self.lines);
+        if self.is_settled {
+            self.free = free;
+        }
+        free
     }
 
     #[inline]
     pub(super) fn has_room(&mut self, lines: u32) -> bool {
-        self.free >= lines || self.free_lines() >= lines
+        self.free >= lines || self.refresh() >= lines
+    }
+
+    /// Before a line for which no room is known, and so before the first one.
+    fn refresh(&mut self) -> u32 {
+        if !self.is_settled {
+            self.ring = self.shared.in_ring();
+            self.is_settled = true;
+        }
+        self.free_lines()
     }
 
     /// Posts the next line, for which there is room.
@@ -175,7 +190,7 @@ impl Sender {
         self.shared.owner.check("send")?;
         let wanted = u32::try_from(payloads.len()).unwrap_or(u32::MAX);
         if self.free < wanted {
-            self.free_lines();
+            self.refresh();
         }
         let count = self.free.min(wanted);
         // In registers while the lines go out: each is a matter of three nanoseconds.

@@ -51,16 +51,12 @@ pub unsafe fn by_distance(module: &Module, memory: GpuAddr, report: (*mut u8, u6
     Ok(places.map(|(_, offset)| offset))
 }
 
-/// The module for those that have none.
-pub const PTX: &str = include_str!("../ptx/near.ptx");
-
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn the_parameter_has_the_kernels_size() {
-        for ptx in [PTX, include_str!("../ptx/push.ptx"), include_str!("../ptx/answer.ptx")] {
+        for ptx in [include_str!("../ptx/push.ptx"), include_str!("../ptx/answer.ptx")] {
             assert_eq!(super::super::parameter_bytes(ptx, "near"), Some(5 * 8));
         }
     }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gdrcopy::ErrorKind;
-use gdrcopy::channel::{ChannelBuilder, ChannelError, Sender};
+use gdrcopy::channel::{ChannelBuilder, ChannelError, DeviceChannel, Sender};
 
 use crate::common::fork;
 use crate::kernels::{Report, payload_of, peers};
@@ -38,6 +38,55 @@ fn messages_of_every_length_come_back() {
             assert!(sender.kernel_has_started() && sender.kernel_has_ended());
         }
     }
+}
+
+/// A ring of 32 lines is where the kernel took it, and where the first line went if that was before the kernel started.
+#[test]
+fn a_short_ring_settles_with_its_first_line() {
+    for peer in peers() {
+        for is_early in [false, true] {
+            let builder = ChannelBuilder::new().lines_to_gpu(32).first_lines(5, 6).kernel_limit(LONG);
+            let (mut sender, mut receiver) = builder.open(&session()).unwrap();
+            let device = sender.device();
+            assert!(device.places > 1, "{device:?}");
+            assert_eq!(sender.free_lines(), 32);
+            if is_early {
+                sender.send(b"early", LONG).unwrap();
+            }
+            thread::scope(|scope| {
+                scope.spawn(|| peer.mirror(&device));
+                while !sender.kernel_has_started() {
+                    thread::yield_now();
+                }
+                if !is_early {
+                    sender.send(b"early", LONG).unwrap();
+                }
+                let mut answer = [0; 100];
+                for n in 0..100 {
+                    let bytes = receiver.recv(&mut answer, LONG).unwrap();
+                    let wanted = if n == 0 { b"early".to_vec() } else { pattern(n, n) };
+                    assert_eq!(answer[..bytes], wanted.iter().map(|byte| !byte).collect::<Vec<u8>>(), "{peer:?} {n}");
+                    sender.send(&pattern(n + 1, n + 1), LONG).unwrap();
+                }
+                sender.stop();
+            });
+            // The last place is nobody's but a kernel's that took it.
+            let ring = usize::try_from(device.in_ring).unwrap();
+            let has_lines = |place: usize| {
+                let at = ring + place * DeviceChannel::PLACE;
+                // SAFETY: the number of a ring's first part, on emulated GPUs at an address of this process; nobody writes.
+                let number = unsafe { std::ptr::with_exposed_provenance::<u32>(at).read_volatile() };
+                // Slot 0 is line 32's, and before that of the lap before.
+                number != 0
+            };
+            let places = usize::try_from(device.places).unwrap();
+            let wanted = if is_early { 0 } else { places - 1 };
+            let used: Vec<usize> = (0..places).filter(|&place| has_lines(place)).collect();
+            assert_eq!(used, [wanted], "{peer:?}");
+        }
+    }
+    let (sender, _) = ChannelBuilder::new().lines_to_gpu(64).open(&session()).unwrap();
+    assert_eq!(sender.device().places, 1);
 }
 
 #[test]

@@ -202,8 +202,8 @@ where
     let Some(session) = session() else { return };
     let clock = Clock::calibrate();
     let module = module();
-    let mut ours = Asked::<Req, Resp>::open(&session, builder());
-    let mut rival = Asked::<Req, Resp>::open(&session, builder().ring_in_host_memory());
+    let mut ours = Asked::<Req, Resp>::open(&session, builder().lines_to_gpu(32));
+    let mut rival = Asked::<Req, Resp>::open(&session, builder().lines_to_gpu(32).ring_in_host_memory());
     ours.start(&module, 0);
     rival.start(&module, 0);
     let busy = load.map(|load| load.start(LIMIT).unwrap());
@@ -293,6 +293,35 @@ fn messages_of_every_length_come_back() {
     }
     sender.stop();
     stream.finish(PATIENCE).unwrap();
+}
+
+/// What was sent before the kernel started waits in the first place, whichever the kernel takes.
+#[test]
+fn a_kernel_finds_what_was_sent_before_it_started() {
+    let Some(session) = session() else { return };
+    let module = module();
+    for round in 0..8 {
+        let (mut sender, mut receiver) = builder().lines_to_gpu(32).lines_to_host(32).open(&session).unwrap();
+        let is_early = round % 2 == 0;
+        if is_early {
+            sender.send(&support::pattern(0, 40), PATIENCE).unwrap();
+            sender.commit();
+        }
+        let stream = launch(&module, c"mirror", 1, &sender.device(), &[], || sender.kernel_has_started());
+        if !is_early {
+            sender.send(&support::pattern(0, 40), PATIENCE).unwrap();
+        }
+        let mut answer = vec![0; 300];
+        for n in 0..1000 {
+            let bytes = receiver.recv(&mut answer, PATIENCE).unwrap();
+            let wanted: Vec<u8> = support::pattern(n, 40 + n as usize % 200).iter().map(|byte| !byte).collect();
+            assert!(answer[..bytes] == wanted, "round {round}, message {n}");
+            sender.send(&support::pattern(n + 1, 40 + (n + 1) as usize % 200), PATIENCE).unwrap();
+            sender.commit();
+        }
+        sender.stop();
+        stream.finish(PATIENCE).unwrap();
+    }
 }
 
 // --- Ends -------------------------------------------------------------------------------------------

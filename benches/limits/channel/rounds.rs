@@ -110,7 +110,7 @@ struct Prepared {
 
 fn open(lab: &Lab<'_>, far: &Far, session: &Session, way: Way, payload: Payload) -> Result<Prepared, Failure> {
     // As short as it can be, for it is near then: there is one message at a time.
-    let mut builder: ChannelBuilder = builder(lab).lines_to_gpu(32).near();
+    let mut builder: ChannelBuilder = builder(lab).lines_to_gpu(32);
     if way == Way::Host {
         builder = builder.ring_in_host_memory();
     }

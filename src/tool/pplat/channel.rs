@@ -40,7 +40,7 @@ pub(super) fn open(
     // As short as it can be, for it is near then: there is one message at a time.
     let lines = letter.bytes.div_ceil(LINE_PAYLOAD).next_power_of_two().max(32);
     let lines = u32::try_from(lines).unwrap_or(u32::MAX);
-    let builder = ChannelBuilder::new().gpu(ordinal).kernel_limit(limit).lines_to_gpu(lines).near();
+    let builder = ChannelBuilder::new().gpu(ordinal).kernel_limit(limit).lines_to_gpu(lines);
     let builder = if letter.ring == Memory::Hostmem { builder.ring_in_host_memory() } else { builder };
     builder.open(session)
 }
