@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn the_parameter_has_the_kernels_size() {
-        for ptx in [PTX, include_str!("../ptx/push.ptx"), include_str!("../ptx/answer.ptx")] {
+        let others = [include_str!("../ptx/push.ptx"), include_str!("../ptx/push_bulk.ptx")];
+        for ptx in [PTX, include_str!("../ptx/answer.ptx")].into_iter().chain(others) {
             assert_eq!(super::super::parameter_bytes(ptx, "near"), Some(5 * 8));
         }
     }
