@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::counting::{Counting, calls_during};
 use common::fork::in_child;
+use common::pulls;
+use common::pulls::segment;
 use common::subject::{emulated, pattern};
 use gdrcopy::agent::{AgentOptions, Fault, HostBuffer, PushAgent, Segment, Ticket};
 use gdrcopy::emulated::EmulatedConfig;
@@ -34,10 +36,6 @@ fn filled(session: &Session, bytes: usize) -> (DeviceBuffer, Vec<u8>) {
     let data = pattern(9, bytes);
     buffer.upload(0, &data).unwrap();
     (buffer, data)
-}
-
-fn segment(offset: usize, bytes: usize, at: usize) -> Segment {
-    Segment { range: 0, offset, bytes, at }
 }
 
 /// Numbers without a pattern, the same in every run.
@@ -106,6 +104,17 @@ fn every_size_and_alignment_is_fetched() {
     assert!(agent.is_done(&ticket).unwrap());
     agent.wait(ticket).unwrap();
     assert!(back.as_slice()[..3000] == data[17..3017] && back.as_slice()[5000..5100] == data[4..104]);
+}
+
+#[test]
+fn what_is_fetched_is_as_new_as_it_should_be() {
+    let session = session();
+    let lengths = pulls::lengths(256, pulls::STAGES);
+    pulls::every_place(&session, stand_in(), &lengths, &[(0, 0), (3, 3), (16, 5), (0, 17)]);
+    pulls::none_stale(&session, stand_in(), 100_000, 200);
+    pulls::in_flight(&session, stand_in(), 100_000, 200);
+    pulls::overlapping(&session, stand_in(), 100);
+    assert!(pulls::meeting_a_leaving_kernel(&session, stand_in().threads(1024), 300) > 10);
 }
 
 #[test]

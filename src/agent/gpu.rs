@@ -1,10 +1,11 @@
-//! The kernel on a GPU: `src/ptx/push.cu`.
+//! The kernel on a GPU: `src/ptx/push.cu`, or with bulk copies `src/ptx/push_bulk.cu`.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use super::bulk;
 use super::engine::Launch;
 use super::memory::HostMemory;
 use crate::cuda::context::Device;
@@ -108,10 +109,15 @@ impl Drop for Loaded {
 }
 
 impl Gpu {
-    pub(super) fn new(ordinal: usize, threads: u32) -> Result<Self> {
-        let module = Loaded(NonNull::from(Box::leak(Box::new(Module::load(ordinal, PTX)?))));
+    /// `stages`: of bulk copies, where the GPU has these.
+    pub(super) fn new(ordinal: usize, threads: u32, stages: u32) -> Result<Self> {
+        let (module, has_bulk) = bulk::module(ordinal, stages)?;
+        let module = Loaded(NonNull::from(Box::leak(Box::new(module))));
         let name = if threads <= NARROW { c"push" } else { c"push_wide" };
-        let kernel = module.get().kernel(name)?;
+        let mut kernel = module.get().kernel(name)?;
+        if has_bulk {
+            bulk::give_stages(&mut kernel, stages);
+        }
         let stream = module.get().stream(Priority::High)?;
         Ok(Self { kernel, stream, threads, module })
     }
@@ -164,7 +170,9 @@ mod tests {
         let words = words(&launch);
         assert_eq!(words, [1, 2, 3, 4, 5, u64::from(u32::MAX), 7]);
         for kernel in ["push", "push_wide"] {
-            assert_eq!(crate::cuda::parameter_bytes(PTX, kernel), Some(size_of_val(&words)), "{kernel}");
+            for ptx in [PTX, bulk::PTX] {
+                assert_eq!(crate::cuda::parameter_bytes(ptx, kernel), Some(size_of_val(&words)), "{kernel}");
+            }
         }
     }
 }

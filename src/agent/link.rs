@@ -129,14 +129,14 @@ impl<'a> Link<'a> {
 
     fn post(&mut self, mut bell: Doorbell) -> Result<u32> {
         let in_flight = self.lines / 2;
-        if bell.order == Order::Copy {
+        if bell.order.is_silent() {
             // Whoever waits for room in the ring needs answers to wait for.
             self.silent += 1;
             if self.silent >= self.lines / 4 {
-                bell.order = Order::CopyAndAnswer;
+                bell.order = bell.order.answered();
             }
         }
-        if bell.order == Order::CopyAndAnswer {
+        if bell.order.is_answered() {
             self.silent = 0;
         }
         let number = self.next;

@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code, reason = "host memory that a kernel writes is reached through raw pointers and atomics")]
 
+#[cfg(feature = "cuda")]
+mod bulk;
 mod engine;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -17,6 +17,8 @@ pub struct AgentOptions {
     pub(super) idle_timeout: Option<Duration>,
     pub(super) residency: Option<Duration>,
     pub(super) deadline: Duration,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a stand-in has no bulk copies"))]
+    pub(super) stages: u32,
     pub(super) stand_in: bool,
     pub(super) first_number: u32,
     pub(super) fault: Option<(u64, Fault)>,
@@ -42,6 +44,10 @@ impl Default for AgentOptions {
             idle_timeout: Some(Duration::from_micros(200)),
             residency: Some(Duration::from_millis(10)),
             deadline: Duration::from_secs(1),
+            #[cfg(feature = "cuda")]
+            stages: super::bulk::STAGES,
+            #[cfg(not(feature = "cuda"))]
+            stages: 0,
             stand_in: false,
             first_number: 1,
             fault: None,
@@ -116,6 +122,15 @@ impl AgentOptions {
     #[must_use]
     pub fn cpu_stand_in(mut self) -> Self {
         self.stand_in = true;
+        self
+    }
+
+    /// Stages of 8 KiB of shared memory for bulk copies from host memory, at most what the GPU has; 0: none, and no bulk
+    /// copies. Fewer than 10 are none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bulk_stages(mut self, stages: u32) -> Self {
+        self.stages = stages;
         self
     }
 

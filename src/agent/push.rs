@@ -75,7 +75,9 @@ const SLOT: usize = CHUNK + 64;
 /// A call that waits needs a moment without the kernel. Where other threads read without a pause, and several calls wait at
 /// once, some waited 1 to 2 s on an H200 before they met one.
 ///
-/// The block takes an SM while it runs: 256 threads of 64 registers each.
+/// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (Hopper
+/// on) it also takes 128 KiB of that SM's shared memory, through which it fetches more than its threads load at once, 32 KiB:
+/// a launch waits for an SM that has as much free, and other blocks that use shared memory find less there.
 ///
 /// It is refused under MPS, on a GPU with a watchdog for kernels, and in a forked child (`WrongProcess`). A memory range
 /// that is freed while the agent lives must not be read any more: that would end the CUDA context.
@@ -181,7 +183,7 @@ impl<'a> PushAgent<'a> {
         let bounce = HostMemory::new(place, SLOT * CHUNKS)?;
         #[cfg(feature = "cuda")]
         let gpu = match place {
-            Place::Gpu(ordinal) => Some(super::gpu::Gpu::new(ordinal, options.threads)?),
+            Place::Gpu(ordinal) => Some(super::gpu::Gpu::new(ordinal, options.threads, options.stages)?),
             Place::StandIn => None,
         };
         let ring_bytes = LINE * index(options.ring);
@@ -329,7 +331,7 @@ impl<'a> PushAgent<'a> {
             unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
             let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % CHUNKS] = parts.link.ring(Order::CopyAndAnswer, source, target, bytes)?;
+            numbers[n % CHUNKS] = parts.link.ring(Order::PullAndAnswer, source, target, bytes)?;
             last = Some(numbers[n % CHUNKS]);
         }
         last.map_or(Ok(()), |number| parts.link.wait(number))
@@ -443,6 +445,7 @@ impl<'a> PushAgent<'a> {
     fn ring_all(&mut self, way: Way, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
         // The last piece is the one that is answered, so each waits for the next.
         let mut last = (0, 0, 0);
+        let order = if way == Way::Push { Order::Copy } else { Order::Pull };
         for segment in segments {
             let device = self.device(segment.range, segment.offset, segment.bytes)?;
             let host = buffer.addr(self.id, segment.at, segment.bytes)?;
@@ -452,12 +455,12 @@ impl<'a> PushAgent<'a> {
                 let (source, target, bytes) =
                     std::mem::replace(&mut last, (source + u64_of(start), target + u64_of(start), bytes));
                 if bytes > 0 {
-                    self.parts.link.ring(Order::Copy, source, target, bytes)?;
+                    self.parts.link.ring(order, source, target, bytes)?;
                 }
             }
         }
         let (source, target, bytes) = last;
-        self.parts.link.ring(Order::CopyAndAnswer, source, target, bytes)
+        self.parts.link.ring(order.answered(), source, target, bytes)
     }
 
     /// How often the kernel was launched so far: once at the start, and once for each request that found it gone.

@@ -20,6 +20,10 @@ pub(super) enum Order {
     Copy,
     /// To copy and say so.
     CopyAndAnswer,
+    /// To copy from host memory to device memory, which kernels may do in another way; a later request answers.
+    Pull,
+    /// The same, and say so.
+    PullAndAnswer,
     /// To send packets.
     Send,
     /// To end.
@@ -27,15 +31,38 @@ pub(super) enum Order {
 }
 
 impl Order {
-    const ALL: [Self; 4] = [Self::Copy, Self::CopyAndAnswer, Self::Send, Self::Stop];
+    const ALL: [Self; 6] = [Self::Copy, Self::CopyAndAnswer, Self::Pull, Self::PullAndAnswer, Self::Send, Self::Stop];
+    /// A bit beside the code of a copy.
+    const PULL: u32 = 8;
 
     const fn code(self) -> u32 {
         match self {
             Self::Copy => 1,
             Self::CopyAndAnswer => 2,
+            Self::Pull => Self::PULL | Self::Copy.code(),
+            Self::PullAndAnswer => Self::PULL | Self::CopyAndAnswer.code(),
             Self::Send => 3,
             Self::Stop => 4,
         }
+    }
+
+    /// The same copy, answered; anything else as it is.
+    pub(super) const fn answered(self) -> Self {
+        match self {
+            Self::Copy => Self::CopyAndAnswer,
+            Self::Pull => Self::PullAndAnswer,
+            other => other,
+        }
+    }
+
+    /// Whether the kernel answers it with a flag.
+    pub(super) const fn is_answered(self) -> bool {
+        matches!(self, Self::CopyAndAnswer | Self::PullAndAnswer)
+    }
+
+    /// Whether nothing says that it has been served.
+    pub(super) const fn is_silent(self) -> bool {
+        matches!(self, Self::Copy | Self::Pull)
     }
 }
 
@@ -212,15 +239,38 @@ mod tests {
 
     #[test]
     fn a_doorbell_is_read_as_it_was_written() {
-        let bell = Doorbell { order: Order::Send, source: 0x7f00_1234_5678_9abc, target: u64::MAX, bytes: u32::MAX };
-        let line = bell.line(7);
-        let words: Vec<u64> = line.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
-        let words: [u64; 4] = words[..4].try_into().unwrap();
-        assert_eq!(Doorbell::in_words(words, 7), Some(bell));
-        assert_eq!(Doorbell::in_words(words, 8), None);
-        // Half of it has arrived.
-        assert_eq!(Doorbell::in_words([words[0], words[1], 0, joined(4, 6)], 7), None);
-        assert_eq!(Doorbell::in_words([0, joined(0, 6), words[2], words[3]], 7), None);
+        for order in Order::ALL {
+            let bell = Doorbell { order, source: 0x7f00_1234_5678_9abc, target: u64::MAX, bytes: u32::MAX };
+            let line = bell.line(7);
+            let words: Vec<u64> = line.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+            let words: [u64; 4] = words[..4].try_into().unwrap();
+            assert_eq!(Doorbell::in_words(words, 7), Some(bell));
+            assert_eq!(Doorbell::in_words(words, 8), None);
+            // Half of it has arrived.
+            assert_eq!(Doorbell::in_words([words[0], words[1], 0, joined(4, 6)], 7), None);
+            assert_eq!(Doorbell::in_words([0, joined(0, 6), words[2], words[3]], 7), None);
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_answered_goes_the_same_way() {
+        for order in Order::ALL {
+            let answered = order.answered();
+            assert_eq!(answered.code() & Order::PULL, order.code() & Order::PULL, "{order:?}");
+            assert_eq!(answered.is_answered(), order.is_silent() || order.is_answered(), "{order:?}");
+            assert!(!answered.is_silent() && !(order.is_silent() && order.is_answered()), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_knows_the_same_orders() {
+        let kernel = include_str!("../ptx/push.cu");
+        let named = [("COPY", Order::Copy.code()), ("COPY_AND_ANSWER", Order::CopyAndAnswer.code())];
+        let named = named.into_iter().chain([("SEND", Order::Send.code()), ("STOP", Order::Stop.code())]);
+        for (name, code) in named.chain([("PULL", Order::PULL)]) {
+            let found = [',', ' '].iter().any(|end| kernel.contains(&format!(" {name} = {code}{end}")));
+            assert!(found, "{name} = {code}");
+        }
     }
 
     #[test]

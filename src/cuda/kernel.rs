@@ -164,20 +164,40 @@ impl Kernel<'_> {
     ///
     /// What CUDA reports.
     pub fn alone_on_its_sm(mut self) -> Result<Self> {
+        self.take_shared(self.most_shared()?)?;
+        Ok(self)
+    }
+
+    /// Bytes of dynamic shared memory that a block may have at most, beside what the code declares.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports.
+    pub fn most_shared(&self) -> Result<u32> {
         let driver = self.module.primary.device.driver;
-        let entered = self.module.primary.enter()?;
+        let _entered = self.module.primary.enter()?;
         let mut own = 0;
         // SAFETY: a live place and a live function.
         let code = unsafe { driver.function_attribute(&mut own, FUNCTION_SHARED, self.function) };
         driver.check("launch", "cuFuncGetAttribute", code)?;
         let most = self.module.primary.device.attribute(ATTRIBUTE_BLOCK_SHARED).unwrap_or(0);
-        let rest = most.saturating_sub(own).max(0);
+        Ok(u32::try_from(most.saturating_sub(own)).unwrap_or(0))
+    }
+
+    /// Gives each block so many bytes of dynamic shared memory.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA reports, for more than [`Kernel::most_shared`] above all; blocks get what they got before then.
+    pub fn take_shared(&mut self, bytes: u32) -> Result<()> {
+        let driver = self.module.primary.device.driver;
+        let _entered = self.module.primary.enter()?;
+        let wanted = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: a live function.
-        let code = unsafe { driver.function_set_attribute(self.function, FUNCTION_DYNAMIC_SHARED, rest) };
+        let code = unsafe { driver.function_set_attribute(self.function, FUNCTION_DYNAMIC_SHARED, wanted) };
         driver.check("launch", "cuFuncSetAttribute", code)?;
-        drop(entered);
-        self.shared = c_uint::try_from(rest).unwrap_or(0);
-        Ok(self)
+        self.shared = bytes;
+        Ok(())
     }
 
     /// How many blocks of `threads` threads run at once, on an otherwise idle GPU.

@@ -56,7 +56,8 @@ mod tests {
 
     #[test]
     fn the_parameter_has_the_kernels_size() {
-        for ptx in [include_str!("../ptx/push.ptx"), include_str!("../ptx/answer.ptx")] {
+        let push = [include_str!("../ptx/push.ptx"), include_str!("../ptx/push_bulk.ptx")];
+        for ptx in push.into_iter().chain([include_str!("../ptx/answer.ptx")]) {
             assert_eq!(super::super::parameter_bytes(ptx, "near"), Some(5 * 8));
         }
     }

@@ -6,6 +6,7 @@ pub mod counting;
 pub mod env;
 #[path = "../../src/tool/sanity/fork.rs"]
 mod forking;
+pub mod pulls;
 pub mod seccomp;
 pub mod standin;
 pub mod step;

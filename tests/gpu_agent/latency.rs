@@ -117,6 +117,46 @@ fn writes_beside_the_other_ways() {
     }
 }
 
+/// By how many stages, and by how many threads' own loads: where the thresholds belong.
+#[test]
+fn writes_by_stages() {
+    let Some(alone) = alone() else { return };
+    const LIMIT: Duration = Duration::from_millis(15);
+    const SIZES: [usize; 8] =
+        [16 << 10, 32 << 10, (32 << 10) + 16, 64 << 10, (64 << 10) + 16, 128 << 10, 256 << 10, 1 << 20];
+    let memory = alone.session.alloc(1 << 20).unwrap();
+    memory.make_current().unwrap();
+    let mut host = PinnedHost::new(0, 1 << 20).unwrap();
+    host.as_mut_slice().fill(1);
+    println!("microseconds, p50 of single writes; 0 stages: the threads' own loads");
+    print!("{:>7} {:>6}", "threads", "stages");
+    SIZES.iter().for_each(|bytes| print!(" {bytes:>8}"));
+    println!();
+    for threads in [256, 512, 1024] {
+        for stages in [0, 10, 12, 14, 16, 20, 24, 28] {
+            let options = AgentOptions::default().threads(threads).bulk_stages(stages).dedicated();
+            let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+            let mut buffer = agent.host_buffer(1 << 20).unwrap();
+            buffer.as_mut_slice().fill(1);
+            print!("{threads:>7} {stages:>6}");
+            for bytes in SIZES {
+                let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
+                let times = Times::of(1000, LIMIT, || agent.write_from(&mut buffer, &whole).unwrap());
+                print!(" {:>8.2}", times.at(0.5));
+            }
+            println!();
+            agent.stop().unwrap();
+        }
+    }
+    print!("   cuMemcpyHtoD");
+    for bytes in SIZES {
+        let from = &host.as_slice()[..bytes];
+        let times = Times::of(1000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), from) }.unwrap());
+        print!(" {:>8.2}", times.at(0.5));
+    }
+    println!();
+}
+
 /// Packets against flags, size by size: where the threshold belongs.
 #[test]
 fn packets_beside_answers() {
@@ -142,23 +182,26 @@ fn packets_beside_answers() {
 fn after_a_pause() {
     let Some(alone) = alone() else { return };
     let memory = alone.session.alloc(65536).unwrap();
-    let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default()).unwrap();
-    let mut buffer = agent.host_buffer(65536).unwrap();
-    for bytes in [64, 4096, 65536] {
-        let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
-        let mut all = Vec::new();
-        for _ in 0..200 {
-            while agent.is_resident() {}
-            // The block has left for good.
-            std::thread::sleep(Duration::from_micros(100));
-            let started = Instant::now();
-            agent.read_into(&mut buffer, &whole).unwrap();
-            all.push(started.elapsed());
+    // With shared memory for bulk copies, and without.
+    for options in [AgentOptions::default(), AgentOptions::default().bulk_stages(0)] {
+        let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+        let mut buffer = agent.host_buffer(65536).unwrap();
+        for bytes in [64, 4096, 65536] {
+            let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
+            let mut all = Vec::new();
+            for _ in 0..200 {
+                while agent.is_resident() {}
+                // The block has left for good.
+                std::thread::sleep(Duration::from_micros(100));
+                let started = Instant::now();
+                agent.read_into(&mut buffer, &whole).unwrap();
+                all.push(started.elapsed());
+            }
+            all.sort();
+            println!("{bytes:>8} bytes after a pause: p50, p99 us {}", Times(all).shown());
         }
-        all.sort();
-        println!("{bytes:>8} bytes after a pause: p50, p99 us {}", Times(all).shown());
+        assert!(agent.launches() >= 600);
     }
-    assert!(agent.launches() >= 600);
 }
 
 /// Requests one behind the other, many in flight.

@@ -2,7 +2,8 @@
 //! the library needs a CUDA compiler.
 //!
 //! The compiler is NVRTC 12.4, the last but one line that still knows sm_70. It states a newer version of PTX than the
-//! code uses, which older drivers would refuse; the header is set back, and `ptxas` then holds the code to it.
+//! code uses, which older drivers would refuse; the header is set back to the file's level, and `ptxas` then holds the code
+//! to it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,11 +19,31 @@ use crate::workspace::Workspace;
 /// Where kernels lie.
 const FOLDERS: [&str; 3] = ["src/ptx", "tests/ptx", "examples/order_book"];
 
-/// What every driver from 450 on takes, for every GPU from Volta on.
-const HEADER: [&str; 3] = [".version 7.0", ".target sm_70", ".address_size 64"];
+/// What a file asks of driver and GPU.
+#[derive(Debug, PartialEq, Eq)]
+struct Level {
+    header: [&'static str; 3],
+    compiled_for: &'static str,
+    /// What the code is assembled for, to see that it can be.
+    assembled_for: &'static [&'static str],
+}
 
-/// What the code is assembled for, to see that it can be.
-const ARCHITECTURES: [&str; 5] = ["sm_70", "sm_75", "sm_80", "sm_90", "sm_100"];
+/// What every driver from 450 on takes, for every GPU from Volta on.
+const COMMON: Level = Level {
+    header: [".version 7.0", ".target sm_70", ".address_size 64"],
+    compiled_for: "--gpu-architecture=compute_70",
+    assembled_for: &["sm_70", "sm_75", "sm_80", "sm_90", "sm_100"],
+};
+
+/// Bulk asynchronous copies: drivers from 525 on, GPUs from Hopper on.
+const BULK: Level = Level {
+    header: [".version 8.0", ".target sm_90", ".address_size 64"],
+    compiled_for: "--gpu-architecture=compute_90",
+    assembled_for: &["sm_90", "sm_100"],
+};
+
+/// Files, by their name without `.cu`, that are not of the common level.
+const LEVELS: [(&str, &Level); 1] = [("push_bulk", &BULK)];
 
 const NVRTC: Wheel = Wheel {
     requirement: "nvidia-cuda-nvrtc-cu12==12.4.127",
@@ -46,23 +67,33 @@ struct Kernel {
     includes: Vec<(String, String)>,
     /// A comment line for each source file, with its hash.
     origin: Vec<String>,
+    level: &'static Level,
 }
 
 impl Kernel {
     fn read(log: &mut Log, path: PathBuf) -> Result<Self, String> {
         let text = read(&path)?;
-        let mut origin = vec![origin_line(log, &path)?];
-        let mut includes = Vec::new();
-        for name in included(&text) {
+        let origin = vec![origin_line(log, &path)?];
+        let level = path.file_stem().and_then(|stem| LEVELS.iter().find(|(name, _)| stem == *name));
+        let level = level.map_or(&COMMON, |(_, level)| level);
+        let mut kernel = Self { path, text, includes: Vec::new(), origin, level };
+        kernel.include(log, &kernel.path.clone(), &kernel.text.clone())?;
+        Ok(kernel)
+    }
+
+    /// What a file of this kernel includes, each file once.
+    fn include(&mut self, log: &mut Log, path: &Path, text: &str) -> Result<(), String> {
+        for name in included(text) {
+            if self.includes.iter().any(|(known, _)| known == name) {
+                continue;
+            }
             let file = path.with_file_name(name);
             let header = read(&file)?;
-            if included(&header).next().is_some() {
-                return Err(format!("{}: a header that includes another one is not read", file.display()));
-            }
-            origin.push(origin_line(log, &file)?);
-            includes.push((name.to_owned(), header));
+            self.origin.push(origin_line(log, &file)?);
+            self.includes.push((name.to_owned(), header.clone()));
+            self.include(log, &file, &header)?;
         }
-        Ok(Self { path, text, includes, origin })
+        Ok(())
     }
 
     fn ptx_path(&self) -> PathBuf {
@@ -80,15 +111,15 @@ impl Kernel {
     /// Compiles, and puts our own header in place of the compiler's.
     fn compile(&self, library: &Path) -> Result<String, String> {
         let source = Source { name: &self.file_name(), text: &self.text, includes: &self.includes };
-        let ptx = nvrtc::compile(library, &source, &["--gpu-architecture=compute_70", "--std=c++14"])?;
+        let ptx = nvrtc::compile(library, &source, &[self.level.compiled_for, "--std=c++14"])?;
         let body = body(&ptx).ok_or_else(|| format!("{}: NVRTC's output has no .address_size 64", self.shown()))?;
-        Ok(format!("{}\n{}\n{body}\n", self.origin.join("\n"), HEADER.join("\n")))
+        Ok(format!("{}\n{}\n{body}\n", self.origin.join("\n"), self.level.header.join("\n")))
     }
 
     /// That the committed PTX has the right header and was made from the source that lies beside it.
     fn check_header(&self) -> Result<(), String> {
         let ptx = read(&self.ptx_path())?;
-        let wanted = self.origin.iter().map(String::as_str).chain(HEADER);
+        let wanted = self.origin.iter().map(String::as_str).chain(self.level.header);
         match wanted.zip(ptx.lines().chain(std::iter::repeat(""))).find(|(wanted, found)| wanted != found) {
             None => Ok(()),
             Some((wanted, found)) => Err(format!(
@@ -189,7 +220,7 @@ fn assemble(log: &mut Log, workspace: &Workspace) -> Result<Verdict, String> {
         .map_err(|error| format!("{}: {error}", ptxas.display()))?;
     let program = ptxas.display().to_string();
     for kernel in kernels(log, workspace)? {
-        for architecture in ARCHITECTURES {
+        for architecture in kernel.level.assembled_for {
             let flags = ["--warning-as-error", "--output-file", "/dev/null", "--gpu-name", architecture];
             let mut job = command(&program, flags);
             job.arg(kernel.ptx_path());
@@ -229,7 +260,7 @@ mod tests {
 
         let mut other = Log::new(std::io::sink());
         let kernel = Kernel::read(&mut other, source.clone()).unwrap();
-        fs::write(kernel.ptx_path(), format!("{}\n{}\n", kernel.origin.join("\n"), HEADER.join("\n"))).unwrap();
+        fs::write(kernel.ptx_path(), format!("{}\n{}\n", kernel.origin.join("\n"), COMMON.header.join("\n"))).unwrap();
         assert_eq!(checked(), Ok(()));
         fs::write(&header, "// changed\n").unwrap();
         assert!(checked().unwrap_err().contains("h.cuh"));

@@ -173,7 +173,7 @@ fn measure(lab: &Lab<'_>, found: &mut Findings, stand: &Stand<'_>, table: &Table
             lab.screen.line(&format!("  WRONG BYTES by {}", way.name(direction)))?;
         }
         if let (Some(limit), true) = (&row.limit, is_judged) {
-            judge(found, limit, &ways, &measured);
+            judge(found, direction, limit, &ways, &measured);
         }
     }
     Ok(())
@@ -218,10 +218,15 @@ fn keep(found: &mut Findings, place: Place, beside: &str, ways: &[Way<'_>], meas
     }
 }
 
-fn judge(found: &mut Findings, limit: &Limit, ways: &[Way<'_>], measured: &Measured) {
+fn judge(found: &mut Findings, direction: Direction, limit: &Limit, ways: &[Way<'_>], measured: &Measured) {
     let times = &measured.times[0];
     let us = times.quantile(500).map(|ns| ns / 1000.0);
-    found.judge(PART, limit.target, Target::AtMost(limit.us), "us", us, String::new());
+    // In the same rounds.
+    let others = ways.iter().zip(&measured.times).skip(1).filter(|(way, _)| !matches!(way, Way::Nothing(_)));
+    let others: Vec<_> = others
+        .map(|(way, times)| format!("{} {:.2}", way.name(direction), times.quantile(500).value / 1000.0))
+        .collect();
+    found.judge(PART, limit.target, Target::AtMost(limit.us), "us", us, others.join("; "));
     if let Some(target) = limit.tail {
         let mut detail = format!("{} calls", times.len());
         if let Some(host) = ways.iter().position(|way| matches!(way, Way::Nothing(_))) {

@@ -1,0 +1,67 @@
+//! What the agent fetches, with bulk copies and without.
+
+use gdrcopy::agent::AgentOptions;
+
+use crate::alone;
+use crate::common::env::from_env;
+use crate::common::pulls::{self, STAGES};
+
+/// Threads of the block and stages asked for; none of these leaves all fetching to the threads.
+const KINDS: [(u32, u32); 6] = [(256, 16), (256, 0), (512, 16), (1024, 16), (256, 10), (256, 28)];
+
+fn options((threads, stages): (u32, u32)) -> AgentOptions {
+    AgentOptions::default().threads(threads).bulk_stages(stages)
+}
+
+#[test]
+fn every_length_from_and_to_every_place() {
+    let Some(alone) = alone() else { return };
+    let all: Vec<_> = (0..=17).flat_map(|at| (0..=17).map(move |offset| (at, offset))).collect();
+    let some: Vec<_> = all.iter().copied().filter(|(at, offset)| (at + 5 * offset) % 23 == 0 || at == offset).collect();
+    let few = [(0, 0), (16, 0), (0, 16), (5, 5), (1, 17), (15, 15), (0, 1)];
+    for kind in KINDS {
+        // The default in full, the others thinned.
+        let places = if kind == KINDS[0] { &all } else { &some };
+        let lengths = pulls::lengths(256, STAGES);
+        pulls::every_place(&alone.session, options(kind), &lengths, places);
+        let lengths = pulls::lengths(kind.0 as usize, kind.1.max(10) as usize);
+        pulls::every_place(&alone.session, options(kind), &lengths, &few);
+        let long = [64 << 10, 128 << 10, 256 << 10, (1 << 20) - 1, 1 << 20, 2_000_003, 3 << 20, (4 << 20) + 9];
+        pulls::every_place(&alone.session, options(kind), &long, &few);
+        println!("{} threads, {} stages: all bytes are right", kind.0, kind.1);
+    }
+}
+
+#[test]
+fn nothing_fetched_in_bulk_is_stale() {
+    let Some(alone) = alone() else { return };
+    let rounds = from_env("GDRCOPY_AGENT_ROUNDS", 100_000) / 10;
+    for kind in KINDS {
+        let rounds = if kind == KINDS[0] { rounds } else { rounds / 10 };
+        // In stages that are used once, and in turn.
+        for bytes in [96 << 10, 256 << 10] {
+            pulls::none_stale(&alone.session, options(kind), bytes, rounds);
+            pulls::none_stale(&alone.session, options(kind).dedicated(), bytes, rounds / 10);
+            pulls::in_flight(&alone.session, options(kind), bytes, rounds / 2);
+        }
+        println!("{} threads, {} stages: {rounds} rounds, none stale", kind.0, kind.1);
+    }
+}
+
+#[test]
+fn the_later_of_two_overlapping_pieces_stays() {
+    let Some(alone) = alone() else { return };
+    for kind in KINDS {
+        pulls::overlapping(&alone.session, options(kind), 1000);
+    }
+}
+
+#[test]
+fn a_write_that_meets_a_leaving_kernel_is_served() {
+    let Some(alone) = alone() else { return };
+    for kind in [(1024, 16), (256, 16), (256, 0)] {
+        let launches = pulls::meeting_a_leaving_kernel(&alone.session, options(kind), 5000);
+        println!("{} threads, {} stages: 5000 writes, {launches} launches", kind.0, kind.1);
+        assert!(launches > 100);
+    }
+}
