@@ -9,8 +9,8 @@ use crate::error::Result;
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the stand-in knows addresses of its own"))]
 pub(super) struct Launch {
-    /// The ring's device address.
-    pub(super) ring: u64,
+    /// The rings' device addresses: the second is 0 where there is one ring.
+    pub(super) rings: [u64; 2],
     /// The control lines' address as the device sees it.
     pub(super) control: u64,
     /// 0: for ever.

@@ -122,12 +122,15 @@ impl Gpu {
         Ok(Self { kernel, stream, threads, module })
     }
 
-    /// Where in `memory`, 64 KiB of it, the kernel should poll: an offset. `report` is not in use yet.
-    pub(super) fn nearest(&self, memory: GpuAddr, report: &HostMemory) -> Result<usize> {
+    /// Where in `memory`, 64 KiB of it, the kernel should poll: offsets, the nearest first, one for each half of the L2 cache.
+    /// `report` is not in use yet.
+    pub(super) fn nearest(&self, memory: GpuAddr, report: &HostMemory) -> Result<Vec<usize>> {
         debug_assert!(report.len() >= near::REPORT_BYTES, "room for the report");
         // SAFETY: the caller's memory is 64 KiB of this GPU's; `report` is larger, and freeing it waits for kernels.
         let places = unsafe { near::by_distance(self.module.get(), memory, (report.ptr(), report.addr())) };
-        places.map(|[nearest, ..]| nearest)
+        let [nearest, .., farthest] = places?;
+        let other = near::are_apart(nearest, farthest).then_some(farthest.1);
+        Ok(std::iter::once(nearest.1).chain(other).collect())
     }
 
     pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {
@@ -147,9 +150,11 @@ impl Gpu {
 }
 
 /// `struct Push`.
-fn words(launch: &Launch) -> [u64; 7] {
+fn words(launch: &Launch) -> [u64; 9] {
     [
-        launch.ring,
+        launch.rings[0],
+        launch.rings[1],
+        0,
         launch.control,
         launch.idle_ns,
         launch.residency_ns,
@@ -166,9 +171,9 @@ mod tests {
     #[test]
     fn the_parameter_has_the_kernels_size() {
         let launch =
-            Launch { ring: 1, control: 2, idle_ns: 3, residency_ns: 4, mask: 5, next: u32::MAX, generation: 7 };
+            Launch { rings: [1, 8], control: 2, idle_ns: 3, residency_ns: 4, mask: 5, next: u32::MAX, generation: 7 };
         let words = words(&launch);
-        assert_eq!(words, [1, 2, 3, 4, 5, u64::from(u32::MAX), 7]);
+        assert_eq!(words, [1, 8, 0, 2, 3, 4, 5, u64::from(u32::MAX), 7]);
         for kernel in ["push", "push_wide"] {
             for ptx in [PTX, bulk::PTX] {
                 assert_eq!(crate::cuda::parameter_bytes(ptx, kernel), Some(size_of_val(&words)), "{kernel}");

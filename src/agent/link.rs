@@ -24,7 +24,9 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 
 pub(super) struct Link<'a> {
     engine: Engine<'a>,
-    ring: Mapping<'static>,
+    /// One for each half of the L2 cache, where it has halves. Both always hold the same, and the kernel looks at the one
+    /// that is near to its SM.
+    rings: Vec<Mapping<'static>>,
     control: Arc<Control>,
     lines: u32,
     idle_ns: u64,
@@ -58,13 +60,13 @@ impl<'a> Link<'a> {
     /// Launches the kernel.
     pub(super) fn start(
         engine: Engine<'a>,
-        ring: Mapping<'static>,
+        rings: Vec<Mapping<'static>>,
         control: Arc<Control>,
         options: &AgentOptions,
     ) -> Result<Self> {
         let mut link = Self {
             engine,
-            ring,
+            rings,
             control,
             lines: options.ring,
             idle_ns: nanoseconds(options.idle_timeout),
@@ -86,7 +88,7 @@ impl<'a> Link<'a> {
         self.generation = self.generation.wrapping_add(1);
         self.launches += 1;
         let launch = Launch {
-            ring: self.ring.gpu_addr().raw(),
+            rings: std::array::from_fn(|n| self.rings.get(n).map_or(0, |ring| ring.gpu_addr().raw())),
             control: self.control.addr(),
             idle_ns: self.idle_ns,
             residency_ns: self.residency_ns,
@@ -144,13 +146,23 @@ impl<'a> Link<'a> {
         if number.wrapping_sub(self.seen) > in_flight {
             self.wait(number.wrapping_sub(in_flight))?;
         }
-        fence::store();
-        self.ring.post_line(LINE * index(number & (self.lines - 1)), &bell.line(number))?;
+        self.post_bell(number, bell)?;
         self.next = number.wrapping_add(1);
         if let Some(unserved) = self.control.left(self.generation) {
             self.launch(unserved)?;
         }
         Ok(number)
+    }
+
+    /// What this thread wrote before is there before the doorbell is.
+    #[inline]
+    fn post_bell(&self, number: u32, bell: Doorbell) -> Result<()> {
+        let line = bell.line(number);
+        fence::store();
+        for ring in &self.rings {
+            ring.post_line(LINE * index(number & (self.lines - 1)), &line)?;
+        }
+        Ok(())
     }
 
     /// Before numbers wrap: a packet's number must not be one that its place has seen before.
@@ -298,8 +310,7 @@ impl<'a> Link<'a> {
             // At most half of the ring is in flight, so there is a line for this.
             let bell = Doorbell { order: Order::Stop, source: 0, target: 0, bytes: 0 };
             let number = self.next;
-            fence::store();
-            self.ring.post_line(LINE * index(number & (self.lines - 1)), &bell.line(number))?;
+            self.post_bell(number, bell)?;
             fence::store();
         }
         match self.engine.finish(self.deadline) {

@@ -25,7 +25,7 @@ const CHUNK: usize = 128 << 10;
 const CHUNKS: usize = 8;
 /// The same for a write: smaller, for nothing is under way while the first is copied.
 const PIECE: usize = 32 << 10;
-/// Room for a ring of the usual length in whichever page of it the kernel reaches soonest: one allocation is no smaller anyhow.
+/// Pages enough for a ring of the usual length in each half of the L2 cache: one allocation is no smaller anyhow.
 const RING_SPACE: usize = 64 << 10;
 /// A chunk keeps its source's place in a line of 64 bytes, so that the kernel has nothing to shift.
 const SLOT: usize = CHUNK + 64;
@@ -189,19 +189,25 @@ impl<'a> PushAgent<'a> {
         let ring_bytes = LINE * index(options.ring);
         let bells = Arc::new(session.alloc_on(options.gpu, ring_bytes.max(RING_SPACE))?);
         #[cfg(feature = "cuda")]
-        let near = match &gpu {
+        let places = match &gpu {
             // A longer ring is in both halves of the cache anyhow.
             Some(gpu) if ring_bytes <= crate::cuda::near::STRIDE => gpu.nearest(bells.addr(), &bounce)?,
-            _ => 0,
+            _ => vec![0],
         };
         #[cfg(not(feature = "cuda"))]
-        let near = 0;
-        let ring = session.pin(DeviceRange::from(&bells).slice(near..near + ring_bytes)?)?.map()?;
+        let places = vec![0];
+        let ring = |place: usize| session.pin(DeviceRange::from(&bells).slice(place..place + ring_bytes)?)?.map();
+        let rings = places.into_iter().map(ring).collect::<Result<Vec<_>>>()?;
         drop(bells);
-        if !ring.publish_is_ordered() {
-            return Err(refused(Feature::Publish, "this GPU does not order a CPU's writes to its memory by itself"));
+        for ring in &rings {
+            if !ring.publish_is_ordered() {
+                return Err(refused(
+                    Feature::Publish,
+                    "this GPU does not order a CPU's writes to its memory by itself",
+                ));
+            }
+            prepare(ring, options.ring)?;
         }
-        prepare(&ring, options.ring)?;
         let control = Arc::new(Control::new(place, options.ring, options.first_number)?);
 
         let (engine, ranges) = match place {
@@ -219,10 +225,10 @@ impl<'a> PushAgent<'a> {
                     (options.first_number.wrapping_add(after), fault)
                 });
                 let ranges = pins.into_iter().map(|(addr, len, _)| Range { addr, len, _pinned: None }).collect();
-                (Engine::StandIn(StandIn::new(Arc::clone(&control), &ring, windows, fault)), ranges)
+                (Engine::StandIn(StandIn::new(Arc::clone(&control), &rings[0], windows, fault)), ranges)
             }
         };
-        let link = Link::start(engine, ring, control, &options)?;
+        let link = Link::start(engine, rings, control, &options)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
             parts: ManuallyDrop::new(Parts { link, bounce, buffers: Vec::new(), ranges, _session: session.clone() }),

@@ -20,7 +20,10 @@ pub const REPORT_BYTES: usize = 4 * PLACES;
 /// How long it may take on a busy GPU.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Places in `memory` in the order in which the SM of the next small block reaches them, the nearest first: offsets, multiples
+/// A place: the cycles to it and back, and its offset.
+pub type Place = (u32, usize);
+
+/// Places in `memory` in the order in which the SM of the next small block reaches them, the nearest first; offsets are multiples
 /// of [`STRIDE`]. `module` has the kernel `near`, which reports in host memory.
 ///
 /// On a GPU that is otherwise idle, a single block runs on the same SM every time, so it is the SM of a kernel that is launched
@@ -34,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// `memory` is device memory of the module's GPU, [`PLACES`] times [`STRIDE`] bytes of it. `report` is [`REPORT_BYTES`] of host
 /// memory that nobody else uses, with its address for the GPU.
-pub unsafe fn by_distance(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) -> Result<[usize; PLACES]> {
+pub unsafe fn by_distance(module: &Module, memory: GpuAddr, report: (*mut u8, u64)) -> Result<[Place; PLACES]> {
     let kernel = module.kernel(c"near")?;
     let stream = module.stream(Priority::High)?;
     let words = [memory.raw(), u64_of(STRIDE), u64_of(PLACES), 0, report.1];
@@ -48,7 +51,12 @@ pub unsafe fn by_distance(module: &Module, memory: GpuAddr, report: (*mut u8, u6
         (cycles, STRIDE * place)
     });
     places.sort_unstable();
-    Ok(places.map(|(_, offset)| offset))
+    Ok(places)
+}
+
+/// Whether two places are in different halves: on an H200 330 and 540 cycles for each trip, and 310 to 350 within a half.
+pub fn are_apart(near: Place, far: Place) -> bool {
+    far.0 > near.0 + near.0 / 4
 }
 
 #[cfg(test)]

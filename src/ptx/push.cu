@@ -5,6 +5,9 @@
 // the doorbell itself, for handing the news over would cost time. A request ends at a barrier of the whole block, so all
 // warps work on the same one, and a line may be written again once a later request has been answered.
 //
+// There may be two rings, one in each half of the L2 cache. A block on an SM of the far half learns of a doorbell 0.1 to 0.2 us
+// later, and which SM it will be on nobody knows: so it measures, after the first request of a launch.
+//
 // Only the first warp decides that the block leaves, and only while it waits: it says at which request in shared memory.
 // The others look there while they wait. One that found the doorbell first copies all the same; then nobody answers, and
 // the next launch copies again.
@@ -14,6 +17,8 @@
 
 struct Push {
     u64 ring;          // Doorbell each, LINE apart
+    u64 other;         // a second ring that always holds the same, in the other half of the L2 cache; or 0
+    u64 zero;          // 0, which the compiler must not know
     u64 control;       // Control, in host memory
     u64 idle_ns;       // leave after waiting so long; 0: never
     u64 residency_ns;  // leave between two requests after so long; 0: never
@@ -31,7 +36,7 @@ struct Push {
 //   u64: the generation that has left (upper half) and the number of the first request that it did not serve
 //   u32: the generation that has started
 
-enum : u64 { LINE = 64, NUMBER = 12, ANSWERED = 0, LEFT = 64, STARTED = 128 };
+enum : u64 { LINE = 64, NUMBER = 12, UNUSED = 32, ANSWERED = 0, LEFT = 64, STARTED = 128 };
 enum : u32 { COPY = 1, COPY_AND_ANSWER = 2, SEND = 3, STOP = 4 };
 // Beside COPY or COPY_AND_ANSWER: the source is host memory, the target device memory.
 enum : u32 { PULL = 8 };
@@ -332,7 +337,8 @@ __device__ __forceinline__ bool follow(volatile u64 *leaves_at, u64 count, u64 a
 template <u32 BURST>
 __device__ __forceinline__ void serve(const Push &a)
 {
-    __shared__ volatile u64 leaves_at;
+    __shared__ volatile u64 leaves_at, nearer;
+    u64 ring = a.ring;
     u64 started = global_ns();
     u32 number = (u32)a.next, generation = (u32)a.generation;
 
@@ -343,7 +349,7 @@ __device__ __forceinline__ void serve(const Push &a)
     }
     __syncthreads();
     for (u64 count = 0;; count++, number++) {
-        u64 at = a.ring + LINE * (number & (u32)a.mask);
+        u64 at = ring + LINE * (number & (u32)a.mask);
         Doorbell bell;
         u32 order = 0;
         bool rang = threadIdx.x < 32 ? lead(a, started, count, at, number, &bell)
@@ -382,6 +388,13 @@ __device__ __forceinline__ void serve(const Push &a)
                 store_u64(a.control + LEFT, joined(rang ? number + 1 : number, generation));
             }
             return;
+        }
+        if (count == 0 && a.other != 0) {
+            // Beside the doorbell's parts, in a part of its line that nobody reads.
+            if (threadIdx.x == 0)
+                nearer = trips_to(a.other + UNUSED, a.zero) < trips_to(a.ring + UNUSED, a.zero) ? a.other : a.ring;
+            __syncthreads();
+            ring = nearer;
         }
     }
 }

@@ -81,7 +81,8 @@ impl Side for GpuSide {
         const { assert!(PAGES == near::PLACES && PAGE == near::STRIDE) };
         let report = PinnedHost::new(self.ordinal, near::REPORT_BYTES)?;
         // SAFETY: the caller's memory is so large; `report` is freed when the kernel has ended.
-        unsafe { near::by_distance(&self.module, memory, (report.as_ptr(), report.gpu_addr()?.raw())) }
+        let places = unsafe { near::by_distance(&self.module, memory, (report.as_ptr(), report.gpu_addr()?.raw())) };
+        Ok(places?.map(|(_, offset)| offset))
     }
 }
 
