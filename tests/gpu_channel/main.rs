@@ -2,8 +2,8 @@
 //! of latency are measured by `benches/limits`, part `channel`.
 //!
 //! `GDRCOPY_SOAK_MESSAGES` sets how many lines the soak to the GPU sends, 100 million by default, and `GDRCOPY_SOAK_FIRST` the
-//! number of the first, so that a long soak can be made in parts: 100000000000 take some eight minutes. The soak to the host
-//! receives a twentieth of that. Every figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED`
+//! number of the first, so that a long soak can be made in parts: 100000000000 take some seven minutes, or four by two channels
+//! (`GDRCOPY_SOAK_CHANNELS`, of one thread each). The soak to the host receives a twentieth of that. Every figure is printed; run with `--nocapture`. Without a GPU every test prints `SKIPPED`
 //! with the reason and passes. Kernels occupy the device: run them one at a time (`RUST_TEST_THREADS=1`).
 #![cfg(feature = "tools")]
 #![allow(unsafe_code, missing_docs, reason = "tests launch kernels beside the library")]

@@ -1,10 +1,12 @@
 //! Soaks: numbered messages of one line, each checked at the other end.
 
 use std::ffi::CStr;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use gdrcopy::channel::{ChannelBuilder, ChannelError};
-use gdrcopy::cuda::{Module, parameter_bytes};
+use gdrcopy::Session;
+use gdrcopy::channel::{ChannelBuilder, ChannelError, Sender};
+use gdrcopy::cuda::{Module, Stream, parameter_bytes};
 use zerocopy::IntoBytes;
 
 use crate::env::from_env;
@@ -60,51 +62,88 @@ fn told(way: &CStr, first: u64, count: u64, seconds: f64) -> String {
     )
 }
 
+/// A channel, and the kernel that checks its messages.
+struct Soak<'m> {
+    // Dropped before the reports, which the kernel that this ends writes: freeing those waits for it.
+    sender: Sender,
+    stream: Stream<'m>,
+    reports: Reports,
+    first: u64,
+    count: u64,
+}
+
+impl<'m> Soak<'m> {
+    fn start(session: &Session, module: &'m Module, first: u64, count: u64) -> Self {
+        let reports = Reports::new(READERS as usize);
+        let (sender, _) = numbered(first).readers(READERS).lines_to_gpu(1 << 14).open(session).unwrap();
+        let more = [first, count, u64::MAX, reports.addr()];
+        let stream = launch_checked(module, c"soak", READERS, &sender.device(), &more, || sender.kernel_has_started());
+        Self { sender, stream, reports, first, count }
+    }
+
+    fn send(&mut self) {
+        let mut payloads = vec![[0; 48]; BATCH as usize];
+        let (started, mut told_at) = (Instant::now(), Duration::from_secs(60));
+        let mut sent = 0;
+        while sent < self.count {
+            let now = (self.count - sent).min(BATCH);
+            let batch = &mut payloads[..now as usize];
+            fill(batch, self.first + sent..);
+            let mut left = &batch[..];
+            while let Some(next) = left.first() {
+                let taken = self.sender.try_send_lines(left).unwrap();
+                if taken == 0 {
+                    // Waits, for a limited time.
+                    self.sender.send_line(next, PATIENCE).unwrap();
+                }
+                left = &left[taken.max(1)..];
+            }
+            sent += now;
+            if sent % (BATCH << 16) == 0 && started.elapsed() > told_at {
+                println!("  {}", told(c"so far", self.first, sent, started.elapsed().as_secs_f64()));
+                told_at += Duration::from_secs(60);
+            }
+        }
+        self.sender.commit();
+    }
+
+    /// What the GPU counted: checked, torn, lost, late.
+    fn finish(&self) -> [u64; 4] {
+        self.stream.finish(PATIENCE).unwrap();
+        let of = |word| (0..READERS as usize).map(move |reader| self.reports.get(reader, word));
+        assert!(of(0).all(|state| state == 2), "a warp did not report");
+        let counts = [1, 2, 3, 4].map(|word| of(word).sum::<u64>());
+        if counts != [self.count, 0, 0, 0] {
+            println!("  the first that was wrong: {}", of(5).min().unwrap());
+        }
+        counts
+    }
+}
+
 #[test]
 fn soak_to_the_gpu() {
     let Some(session) = session() else { return };
+    let channels: u64 = from_env("GDRCOPY_SOAK_CHANNELS", 1);
     // Whole blocks of 32 for each reader.
-    let (first, count) = (first(), count().max(1).next_multiple_of(u64::from(READERS) * 32));
+    let (first, each) = (first(), (count() / channels).max(1).next_multiple_of(u64::from(READERS) * 32));
     let module = module();
-    // Dropped after the channel, which ends the kernel: freeing this waits for it.
-    let reports = Reports::new(READERS as usize);
-    let (mut sender, _receiver) = numbered(first).readers(READERS).lines_to_gpu(1 << 14).open(&session).unwrap();
-    let more = [first, count, u64::MAX, reports.addr()];
-    let stream = launch_checked(&module, c"soak", READERS, &sender.device(), &more, || sender.kernel_has_started());
-    let mut payloads = vec![[0; 48]; BATCH as usize];
-    let (started, mut told_at) = (Instant::now(), Duration::from_secs(60));
-    let mut sent = 0;
-    while sent < count {
-        let now = (count - sent).min(BATCH);
-        let batch = &mut payloads[..now as usize];
-        fill(batch, first + sent..);
-        let mut left = &batch[..];
-        while let Some(next) = left.first() {
-            let taken = sender.try_send_lines(left).unwrap();
-            if taken == 0 {
-                // Waits, for a limited time.
-                sender.send_line(next, PATIENCE).unwrap();
-            }
-            left = &left[taken.max(1)..];
+    let start = |channel: u64| Soak::start(&session, &module, first + channel * each, each);
+    let mut soaks: Vec<Soak<'_>> = (0..channels).map(start).collect();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for soak in &mut soaks {
+            scope.spawn(|| soak.send());
         }
-        sent += now;
-        if sent % (BATCH << 16) == 0 && started.elapsed() > told_at {
-            println!("  {}", told(c"so far", first, sent, started.elapsed().as_secs_f64()));
-            told_at += Duration::from_secs(60);
-        }
-    }
-    sender.commit();
-    stream.finish(PATIENCE).unwrap();
+    });
+    let counted: Vec<[u64; 4]> = soaks.iter().map(Soak::finish).collect();
     let seconds = started.elapsed().as_secs_f64();
-    let sum = |word| (0..READERS as usize).map(|reader| reports.get(reader, word)).sum::<u64>();
-    let [checked, torn, lost, late] = [1, 2, 3, 4].map(sum);
-    let first_wrong = (0..READERS as usize).map(|reader| reports.get(reader, 5)).min().unwrap();
+    let [checked, torn, lost, late] = [0, 1, 2, 3].map(|what| counted.iter().map(|counts| counts[what]).sum::<u64>());
     println!(
-        "{}; checked by the GPU {checked}: {torn} torn, {lost} in the place of lost ones, {late} doubled or out of order",
-        told(c"to the GPU", first, count, seconds)
+        "{} by {channels} channels; checked by the GPU {checked}: {torn} torn, {lost} in the place of lost ones, {late} doubled \
+         or out of order",
+        told(c"to the GPU", first, channels * each, seconds)
     );
-    assert!((0..READERS as usize).all(|reader| reports.get(reader, 0) == 2), "a warp did not report");
-    assert_eq!((checked, torn, lost, late), (count, 0, 0, 0), "the first that was wrong: {first_wrong}");
+    assert_eq!((checked, torn, lost, late), (channels * each, 0, 0, 0));
 }
 
 #[test]
