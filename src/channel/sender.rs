@@ -88,6 +88,15 @@ impl Sender {
         self.free >= lines || self.refresh() >= lines
     }
 
+    /// After a message of so many lines: looks for room for another, if none is known. Who waits for an answer has the time; who
+    /// sends next may have none, and the credit's line comes from memory when the GPU has written it.
+    #[inline]
+    pub(super) fn look_ahead(&mut self, lines: u32) {
+        if self.free < lines {
+            self.free_lines();
+        }
+    }
+
     /// Before a line for which no room is known, and so before the first one.
     fn refresh(&mut self) -> u32 {
         if !self.is_settled {
@@ -162,6 +171,7 @@ impl Sender {
             return Err(ChannelError::Full);
         }
         self.post(payload);
+        self.look_ahead(1);
         Ok(())
     }
 
@@ -243,6 +253,7 @@ impl Sender {
         // Half a ring is less than 2^32 bytes.
         let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
         self.post_bytes(&length.to_le_bytes(), message, lines);
+        self.look_ahead(lines);
     }
 
     fn wait_for(&mut self, lines: u32, timeout: Duration) -> Result<(), ChannelError> {
