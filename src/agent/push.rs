@@ -89,6 +89,7 @@ pub struct PushAgent<'a> {
     /// Dropped only when the kernel has ended, and in the process that made it.
     parts: ManuallyDrop<Parts<'a>>,
     packet_bytes: usize,
+    bulk_pushes: bool,
     place: Place,
     id: u64,
     owner: Owner,
@@ -227,6 +228,7 @@ impl<'a> PushAgent<'a> {
         Ok(Self {
             parts: ManuallyDrop::new(Parts { link, bounce, buffers: Vec::new(), ranges, _session: session.clone() }),
             packet_bytes: options.packet_bytes,
+            bulk_pushes: options.bulk_pushes,
             place,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::here(),
@@ -331,7 +333,7 @@ impl<'a> PushAgent<'a> {
             unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
             let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % CHUNKS] = parts.link.ring(Order::PullAndAnswer, source, target, bytes)?;
+            numbers[n % CHUNKS] = parts.link.ring(Order::BulkAndAnswer, source, target, bytes)?;
             last = Some(numbers[n % CHUNKS]);
         }
         last.map_or(Ok(()), |number| parts.link.wait(number))
@@ -445,7 +447,7 @@ impl<'a> PushAgent<'a> {
     fn ring_all(&mut self, way: Way, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
         // The last piece is the one that is answered, so each waits for the next.
         let mut last = (0, 0, 0);
-        let order = if way == Way::Push { Order::Copy } else { Order::Pull };
+        let order = if way == Way::Pull || self.bulk_pushes { Order::Bulk } else { Order::Copy };
         for segment in segments {
             let device = self.device(segment.range, segment.offset, segment.bytes)?;
             let host = buffer.addr(self.id, segment.at, segment.bytes)?;

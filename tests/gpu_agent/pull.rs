@@ -13,6 +13,11 @@ fn options((threads, stages): (u32, u32)) -> AgentOptions {
     AgentOptions::default().threads(threads).bulk_stages(stages)
 }
 
+/// Reads in bulk copies, too.
+fn both_ways(kind: (u32, u32)) -> AgentOptions {
+    options(kind).bulk_pushes(true)
+}
+
 #[test]
 fn every_length_from_and_to_every_place() {
     let Some(alone) = alone() else { return };
@@ -43,6 +48,8 @@ fn nothing_fetched_in_bulk_is_stale() {
             pulls::none_stale(&alone.session, options(kind), bytes, rounds);
             pulls::none_stale(&alone.session, options(kind).dedicated(), bytes, rounds / 10);
             pulls::in_flight(&alone.session, options(kind), bytes, rounds / 2);
+            pulls::none_stale(&alone.session, both_ways(kind), bytes, rounds / 10);
+            pulls::in_flight(&alone.session, both_ways(kind), bytes, rounds / 10);
         }
         println!("{} threads, {} stages: {rounds} rounds, none stale", kind.0, kind.1);
     }
@@ -63,5 +70,6 @@ fn a_write_that_meets_a_leaving_kernel_is_served() {
         let launches = pulls::meeting_a_leaving_kernel(&alone.session, options(kind), 5000);
         println!("{} threads, {} stages: 5000 writes, {launches} launches", kind.0, kind.1);
         assert!(launches > 100);
+        pulls::meeting_a_leaving_kernel(&alone.session, both_ways(kind), 1000);
     }
 }
