@@ -20,6 +20,8 @@ pub(super) struct Launch {
     pub(super) mask: u32,
     pub(super) next: u32,
     pub(super) generation: u32,
+    /// Whether it takes what bulk copies need.
+    pub(super) bulk: bool,
 }
 
 /// One block at a time, each launched once the one before has announced that it leaves.

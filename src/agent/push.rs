@@ -75,9 +75,10 @@ const SLOT: usize = CHUNK + 64;
 /// A call that waits needs a moment without the kernel. Where other threads read without a pause, and several calls wait at
 /// once, some waited 1 to 2 s on an H200 before they met one.
 ///
-/// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (Hopper
-/// on) it also takes 128 KiB of that SM's shared memory, through which it fetches more than its threads load at once, 32 KiB:
-/// a launch waits for an SM that has as much free, and other blocks that use shared memory find less there.
+/// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (from
+/// Hopper on) it fetches more than its threads load at once, 32 KiB, through 128 KiB of that SM's shared memory: its launch
+/// waits for an SM that has as much free, and blocks of other kernels find less of it there. An agent takes it at the first
+/// launch after the first such write, one that stays ([`AgentOptions::dedicated`]) from the start.
 ///
 /// It is refused under MPS, on a GPU with a watchdog for kernels, and in a forked child (`WrongProcess`). A memory range
 /// that is freed while the agent lives must not be read any more: that would end the CUDA context.

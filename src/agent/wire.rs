@@ -61,6 +61,11 @@ impl Order {
         matches!(self, Self::CopyAndAnswer | Self::BulkAndAnswer)
     }
 
+    /// Whether it may be done in bulk copies.
+    pub(super) const fn is_bulk(self) -> bool {
+        matches!(self, Self::Bulk | Self::BulkAndAnswer)
+    }
+
     /// Whether nothing says that it has been served.
     pub(super) const fn is_silent(self) -> bool {
         matches!(self, Self::Copy | Self::Bulk)
@@ -257,7 +262,8 @@ mod tests {
     fn a_copy_that_is_answered_goes_the_same_way() {
         for order in Order::ALL {
             let answered = order.answered();
-            assert_eq!(answered.code() & Order::BULK, order.code() & Order::BULK, "{order:?}");
+            assert_eq!(answered.is_bulk(), order.is_bulk(), "{order:?}");
+            assert_eq!(order.is_bulk(), order.code() & Order::BULK != 0, "{order:?}");
             assert_eq!(answered.is_answered(), order.is_silent() || order.is_answered(), "{order:?}");
             assert!(!answered.is_silent(), "{order:?}");
         }

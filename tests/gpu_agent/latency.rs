@@ -192,10 +192,14 @@ fn packets_beside_answers() {
 fn after_a_pause() {
     let Some(alone) = alone() else { return };
     let memory = alone.session.alloc(65536).unwrap();
-    // With shared memory for bulk copies, and without.
-    for options in [AgentOptions::default(), AgentOptions::default().bulk_stages(0)] {
-        let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+    // Once it has written a long piece, each launch takes shared memory for bulk copies.
+    for after_a_long_write in [false, true] {
+        let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default()).unwrap();
         let mut buffer = agent.host_buffer(65536).unwrap();
+        if after_a_long_write {
+            agent.write_from(&mut buffer, &[Segment { range: 0, offset: 0, bytes: 65536, at: 0 }]).unwrap();
+        }
+        println!("after a long write: {after_a_long_write}");
         for bytes in [64, 4096, 65536] {
             let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
             let mut all = Vec::new();

@@ -9,6 +9,7 @@ use crate::common::pulls::{self, STAGES};
 /// Threads of the block and stages asked for; none of these leaves all fetching to the threads.
 const KINDS: [(u32, u32); 6] = [(256, 16), (256, 0), (512, 16), (1024, 16), (256, 10), (256, 28)];
 
+/// Such an agent has its stages from the second launch on, a dedicated one from the first.
 fn options((threads, stages): (u32, u32)) -> AgentOptions {
     AgentOptions::default().threads(threads).bulk_stages(stages)
 }
@@ -28,9 +29,9 @@ fn every_length_from_and_to_every_place() {
         // The default in full, the others thinned.
         let places = if kind == KINDS[0] { &all } else { &some };
         let lengths = pulls::lengths(256, STAGES);
-        pulls::every_place(&alone.session, options(kind), &lengths, places);
+        pulls::every_place(&alone.session, options(kind).dedicated(), &lengths, places);
         let lengths = pulls::lengths(kind.0 as usize, kind.1.max(10) as usize);
-        pulls::every_place(&alone.session, options(kind), &lengths, &few);
+        pulls::every_place(&alone.session, options(kind).dedicated(), &lengths, &few);
         let long = [64 << 10, 128 << 10, 256 << 10, (1 << 20) - 1, 1 << 20, 2_000_003, 3 << 20, (4 << 20) + 9];
         pulls::every_place(&alone.session, options(kind), &long, &few);
         println!("{} threads, {} stages: all bytes are right", kind.0, kind.1);
@@ -49,7 +50,7 @@ fn nothing_fetched_in_bulk_is_stale() {
             pulls::none_stale(&alone.session, options(kind).dedicated(), bytes, rounds / 10);
             pulls::in_flight(&alone.session, options(kind), bytes, rounds / 2);
             pulls::none_stale(&alone.session, both_ways(kind), bytes, rounds / 10);
-            pulls::in_flight(&alone.session, both_ways(kind), bytes, rounds / 10);
+            pulls::in_flight(&alone.session, both_ways(kind).dedicated(), bytes, rounds / 10);
         }
         println!("{} threads, {} stages: {rounds} rounds, none stale", kind.0, kind.1);
     }
@@ -59,7 +60,8 @@ fn nothing_fetched_in_bulk_is_stale() {
 fn the_later_of_two_overlapping_pieces_stays() {
     let Some(alone) = alone() else { return };
     for kind in KINDS {
-        pulls::overlapping(&alone.session, options(kind), 1000);
+        pulls::overlapping(&alone.session, options(kind).dedicated(), 1000);
+        pulls::overlapping(&alone.session, options(kind), 200);
     }
 }
 
