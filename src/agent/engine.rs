@@ -58,6 +58,15 @@ impl Engine<'_> {
         }
     }
 
+    /// Shared memory that a launch with bulk copies takes, in bytes; 0 where there are none.
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.bulk_bytes(),
+            Self::StandIn(_) => 0,
+        }
+    }
+
     /// Lets the stand-in's threads have the processor; a GPU needs none.
     pub(super) fn give_way(&self) {
         match self {

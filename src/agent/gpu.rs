@@ -138,6 +138,10 @@ impl Gpu {
         unsafe { self.kernel.launch(&self.stream, 1, self.threads, &words) }
     }
 
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        self.bulk_bytes
+    }
+
     pub(super) fn has_ended(&self) -> Result<bool> {
         self.stream.is_idle()
     }

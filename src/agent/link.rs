@@ -109,6 +109,11 @@ impl<'a> Link<'a> {
         self.launches
     }
 
+    /// Shared memory that the next launch takes for bulk copies, in bytes.
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        if self.bulk { self.engine.bulk_bytes() } else { 0 }
+    }
+
     /// Whether the kernel has announced that it leaves, or left.
     pub(super) fn has_left(&self) -> bool {
         self.control.left(self.generation).is_some()

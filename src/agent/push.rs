@@ -472,6 +472,13 @@ impl<'a> PushAgent<'a> {
         self.parts.link.launches()
     }
 
+    /// Bytes of shared memory that the next launch takes for bulk copies: 0 where it has none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bulk_bytes(&self) -> u32 {
+        self.parts.link.bulk_bytes()
+    }
+
     /// Whether the kernel is on the GPU now, or about to be: the next request needs no launch if it stays so.
     #[must_use]
     pub fn is_resident(&self) -> bool {

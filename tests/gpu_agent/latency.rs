@@ -96,7 +96,7 @@ fn writes_beside_the_other_ways() {
     host.as_mut_slice().fill(1);
     println!("microseconds, p50 and p99 of single calls that return when the bytes are in device memory");
     println!("{:>8}  {:^17}  {:^17}  {:^17}", "bytes", "agent", "BAR1 and flush", "cuMemcpyHtoD");
-    for threads in [512, 1024] {
+    for threads in [256, 512, 1024] {
         println!("block of {threads} threads");
         let options = AgentOptions::default().threads(threads).dedicated();
         let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
@@ -112,6 +112,9 @@ fn writes_beside_the_other_ways() {
             });
             let cuda = Times::of(3000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), from) }.unwrap());
             println!("{bytes:>8}  {}  {}  {}", pulled.shown(), bar1.shown(), cuda.shown());
+            if bytes == 256 << 10 && agent.bulk_bytes() > 0 {
+                assert!(pulled.at(0.5) < cuda.at(0.5), "the agent has to win here");
+            }
         }
         agent.stop().unwrap();
     }

@@ -1,10 +1,12 @@
 //! What the agent fetches, with bulk copies and without.
 
-use gdrcopy::agent::AgentOptions;
+use cudarc::driver::sys;
+use gdrcopy::agent::{AgentOptions, PushAgent};
 
 use crate::alone;
 use crate::common::env::from_env;
-use crate::common::pulls::{self, STAGES};
+use crate::common::pulls::{self, CHUNK, STAGES, segment};
+use crate::support::check;
 
 /// Threads of the block and stages asked for; none of these leaves all fetching to the threads.
 const KINDS: [(u32, u32); 6] = [(256, 16), (256, 0), (512, 16), (1024, 16), (256, 10), (256, 28)];
@@ -17,6 +19,32 @@ fn options((threads, stages): (u32, u32)) -> AgentOptions {
 /// Reads in bulk copies, too.
 fn both_ways(kind: (u32, u32)) -> AgentOptions {
     options(kind).bulk_pushes(true)
+}
+
+/// Or all else here would test the threads' own loads.
+#[test]
+fn bulk_copies_are_there_where_the_gpu_has_them() {
+    let Some(alone) = alone() else { return };
+    let memory = alone.session.alloc(64 << 10).unwrap();
+    let mut major = 0;
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    unsafe { check(sys::cuDeviceGetAttribute(&mut major, attribute, 0)) };
+    println!("compute capability {major}.x");
+    let bytes = |stages: usize| if major < 9 || stages == 0 { 0 } else { stages * CHUNK + 128 };
+    for (threads, stages) in KINDS {
+        let options = options((threads, stages)).dedicated();
+        let agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+        let given = agent.bulk_bytes() as usize;
+        // GPUs of the 12.x line have room for fewer.
+        let fits = if major < 12 { given == bytes(stages as usize) } else { given <= bytes(stages as usize) };
+        assert!(fits && (given > 0) == (major >= 9 && stages > 0), "{given} bytes for {stages} stages");
+    }
+    let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default()).unwrap();
+    let mut buffer = agent.host_buffer(64 << 10).unwrap();
+    for (length, takes_any) in [(32 << 10, false), (64 << 10, major >= 9), (16, major >= 9)] {
+        agent.write_from(&mut buffer, &[segment(0, length, 0)]).unwrap();
+        assert_eq!(agent.bulk_bytes() > 0, takes_any, "after {length} bytes");
+    }
 }
 
 #[test]
