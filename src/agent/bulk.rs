@@ -36,16 +36,18 @@ pub(super) fn module(ordinal: usize, stages: u32) -> Result<(Module, bool)> {
     Ok((Module::load(ordinal, gpu::PTX)?, false))
 }
 
-/// Gives the kernel shared memory for its stages: so many, or as many as there is room for. Without any it copies as the
-/// common one does.
-pub(super) fn give_stages(kernel: &mut Kernel<'_>, stages: u32) {
-    let given = kernel.most_shared().and_then(|room| {
+/// Allows the kernel shared memory for so many stages, or as many as there is room for: bytes. Launched with none it copies
+/// as the common one does.
+pub(super) fn allow_stages(kernel: &Kernel<'_>, stages: u32) -> u32 {
+    let allowed = kernel.most_shared().and_then(|room| {
         let stages = stages.min(room.saturating_sub(ALIGN) / CHUNK);
-        if stages < FEWEST { Ok(()) } else { kernel.take_shared(stages * CHUNK + ALIGN) }
+        let bytes = if stages < FEWEST { 0 } else { stages * CHUNK + ALIGN };
+        kernel.allow_shared(bytes).map(|()| bytes)
     });
-    if let Err(error) = given {
+    allowed.unwrap_or_else(|error| {
         tracing::debug!(%error, "the agent fetches without bulk copies");
-    }
+        0
+    })
 }
 
 #[cfg(test)]

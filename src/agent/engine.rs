@@ -20,6 +20,8 @@ pub(super) struct Launch {
     pub(super) mask: u32,
     pub(super) next: u32,
     pub(super) generation: u32,
+    /// Whether it takes what bulk copies need.
+    pub(super) bulk: bool,
 }
 
 /// One block at a time, each launched once the one before has announced that it leaves.
@@ -53,6 +55,15 @@ impl Engine<'_> {
             #[cfg(feature = "cuda")]
             Self::Gpu(gpu) => gpu.finish(limit),
             Self::StandIn(threads) => threads.finish(limit),
+        }
+    }
+
+    /// Shared memory that a launch with bulk copies takes, in bytes; 0 where there are none.
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.bulk_bytes(),
+            Self::StandIn(_) => 0,
         }
     }
 

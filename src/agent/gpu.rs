@@ -84,6 +84,8 @@ pub(super) struct Gpu {
     kernel: Kernel<'static>,
     stream: Stream<'static>,
     threads: u32,
+    /// Of shared memory, for bulk copies.
+    bulk_bytes: u32,
     /// Declared after those that refer to it, so it goes last.
     module: Loaded,
 }
@@ -114,12 +116,10 @@ impl Gpu {
         let (module, has_bulk) = bulk::module(ordinal, stages)?;
         let module = Loaded(NonNull::from(Box::leak(Box::new(module))));
         let name = if threads <= NARROW { c"push" } else { c"push_wide" };
-        let mut kernel = module.get().kernel(name)?;
-        if has_bulk {
-            bulk::give_stages(&mut kernel, stages);
-        }
+        let kernel = module.get().kernel(name)?;
+        let bulk_bytes = if has_bulk { bulk::allow_stages(&kernel, stages) } else { 0 };
         let stream = module.get().stream(Priority::High)?;
-        Ok(Self { kernel, stream, threads, module })
+        Ok(Self { kernel, stream, threads, bulk_bytes, module })
     }
 
     /// Where in `memory`, 64 KiB of it, the kernel should poll: offsets, the nearest first, one for each half of the L2 cache.
@@ -135,9 +135,14 @@ impl Gpu {
 
     pub(super) fn launch(&mut self, launch: Launch) -> Result<()> {
         let words = words(&launch);
+        self.kernel.take_shared(if launch.bulk { self.bulk_bytes } else { 0 });
         // SAFETY: the kernel's one parameter is these words; ring, control lines and every address in a doorbell stay
         // allocated until `finish` has said that the kernel has ended, or for ever.
         unsafe { self.kernel.launch(&self.stream, 1, self.threads, &words) }
+    }
+
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        self.bulk_bytes
     }
 
     pub(super) fn has_ended(&self) -> Result<bool> {
@@ -170,8 +175,8 @@ mod tests {
 
     #[test]
     fn the_parameter_has_the_kernels_size() {
-        let launch =
-            Launch { rings: [1, 8], control: 2, idle_ns: 3, residency_ns: 4, mask: 5, next: u32::MAX, generation: 7 };
+        let (rings, next, generation, bulk) = ([1, 8], u32::MAX, 7, true);
+        let launch = Launch { rings, control: 2, idle_ns: 3, residency_ns: 4, mask: 5, next, generation, bulk };
         let words = words(&launch);
         assert_eq!(words, [1, 8, 0, 2, 3, 4, 5, u64::from(u32::MAX), 7]);
         for kernel in ["push", "push_wide"] {

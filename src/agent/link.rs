@@ -19,6 +19,8 @@ use crate::mapping::Mapping;
 const SPINS: u32 = 256;
 /// After so many looks at the clock, some tens of microseconds, the processor's other thread gets its turn.
 const IMPATIENT: u32 = 16;
+/// Bytes of a copy from which on it is worth while to have bulk copies: more than 256 threads load at once.
+const LONG: u32 = 32 << 10;
 /// Between two questions to CUDA whether the kernel still runs.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
@@ -38,6 +40,8 @@ pub(super) struct Link<'a> {
     seen: u32,
     /// Requests since the last that will be answered.
     silent: u32,
+    /// Whether launches take what bulk copies need: others that run on the GPU have less then.
+    bulk: bool,
     generation: u32,
     launches: u64,
     broken: Option<Error>,
@@ -75,6 +79,8 @@ impl<'a> Link<'a> {
             next: options.first_number,
             seen: options.first_number.wrapping_sub(1),
             silent: 0,
+            // There will be no other launch to do so.
+            bulk: options.idle_timeout.is_none() && options.residency.is_none(),
             generation: 0,
             launches: 0,
             broken: None,
@@ -95,6 +101,7 @@ impl<'a> Link<'a> {
             mask: self.lines - 1,
             next,
             generation: self.generation,
+            bulk: self.bulk,
         };
         self.engine.launch(launch).inspect_err(|error| self.broken = Some(error.clone()))
     }
@@ -102,6 +109,11 @@ impl<'a> Link<'a> {
     /// How often the kernel was launched.
     pub(super) fn launches(&self) -> u64 {
         self.launches
+    }
+
+    /// Shared memory that the next launch takes for bulk copies, in bytes.
+    pub(super) fn bulk_bytes(&self) -> u32 {
+        if self.bulk { self.engine.bulk_bytes() } else { 0 }
     }
 
     /// Whether the kernel has announced that it leaves, or left.
@@ -141,6 +153,7 @@ impl<'a> Link<'a> {
         if bell.order.is_answered() {
             self.silent = 0;
         }
+        self.bulk |= bell.order.is_bulk() && bell.bytes > LONG;
         let number = self.next;
         // A line may be rung again when a later request was answered, for all warps have seen this one then.
         if number.wrapping_sub(self.seen) > in_flight {

@@ -19,6 +19,7 @@ pub struct AgentOptions {
     pub(super) deadline: Duration,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a stand-in has no bulk copies"))]
     pub(super) stages: u32,
+    pub(super) bulk_pushes: bool,
     pub(super) stand_in: bool,
     pub(super) first_number: u32,
     pub(super) fault: Option<(u64, Fault)>,
@@ -48,6 +49,7 @@ impl Default for AgentOptions {
             stages: super::bulk::STAGES,
             #[cfg(not(feature = "cuda"))]
             stages: 0,
+            bulk_pushes: false,
             stand_in: false,
             first_number: 1,
             fault: None,
@@ -131,6 +133,14 @@ impl AgentOptions {
     #[must_use]
     pub fn bulk_stages(mut self, stages: u32) -> Self {
         self.stages = stages;
+        self
+    }
+
+    /// Whether reads into a [`HostBuffer`](super::HostBuffer) may go in bulk copies, too; not by default.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bulk_pushes(mut self, wanted: bool) -> Self {
+        self.bulk_pushes = wanted;
         self
     }
 

@@ -75,9 +75,10 @@ const SLOT: usize = CHUNK + 64;
 /// A call that waits needs a moment without the kernel. Where other threads read without a pause, and several calls wait at
 /// once, some waited 1 to 2 s on an H200 before they met one.
 ///
-/// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (Hopper
-/// on) it also takes 128 KiB of that SM's shared memory, through which it fetches more than its threads load at once, 32 KiB:
-/// a launch waits for an SM that has as much free, and other blocks that use shared memory find less there.
+/// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (from
+/// Hopper on) it fetches more than its threads load at once, 32 KiB, through 128 KiB of that SM's shared memory: its launch
+/// waits for an SM that has as much free, and blocks of other kernels find less of it there. An agent takes it at the first
+/// launch after the first such write, one that stays ([`AgentOptions::dedicated`]) from the start.
 ///
 /// It is refused under MPS, on a GPU with a watchdog for kernels, and in a forked child (`WrongProcess`). A memory range
 /// that is freed while the agent lives must not be read any more: that would end the CUDA context.
@@ -89,6 +90,7 @@ pub struct PushAgent<'a> {
     /// Dropped only when the kernel has ended, and in the process that made it.
     parts: ManuallyDrop<Parts<'a>>,
     packet_bytes: usize,
+    bulk_pushes: bool,
     place: Place,
     id: u64,
     owner: Owner,
@@ -233,6 +235,7 @@ impl<'a> PushAgent<'a> {
         Ok(Self {
             parts: ManuallyDrop::new(Parts { link, bounce, buffers: Vec::new(), ranges, _session: session.clone() }),
             packet_bytes: options.packet_bytes,
+            bulk_pushes: options.bulk_pushes,
             place,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::here(),
@@ -337,7 +340,7 @@ impl<'a> PushAgent<'a> {
             unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
             let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % CHUNKS] = parts.link.ring(Order::PullAndAnswer, source, target, bytes)?;
+            numbers[n % CHUNKS] = parts.link.ring(Order::BulkAndAnswer, source, target, bytes)?;
             last = Some(numbers[n % CHUNKS]);
         }
         last.map_or(Ok(()), |number| parts.link.wait(number))
@@ -451,7 +454,7 @@ impl<'a> PushAgent<'a> {
     fn ring_all(&mut self, way: Way, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
         // The last piece is the one that is answered, so each waits for the next.
         let mut last = (0, 0, 0);
-        let order = if way == Way::Push { Order::Copy } else { Order::Pull };
+        let order = if way == Way::Pull || self.bulk_pushes { Order::Bulk } else { Order::Copy };
         for segment in segments {
             let device = self.device(segment.range, segment.offset, segment.bytes)?;
             let host = buffer.addr(self.id, segment.at, segment.bytes)?;
@@ -473,6 +476,13 @@ impl<'a> PushAgent<'a> {
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.parts.link.launches()
+    }
+
+    /// Bytes of shared memory that the next launch takes for bulk copies: 0 where it has none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bulk_bytes(&self) -> u32 {
+        self.parts.link.bulk_bytes()
     }
 
     /// Whether the kernel is on the GPU now, or about to be: the next request needs no launch if it stays so.

@@ -224,10 +224,7 @@ impl Block {
                     self.control.send(number, packet, data);
                 }
             }
-            Order::Copy | Order::CopyAndAnswer | Order::Pull | Order::PullAndAnswer => {
-                let pulls = matches!(bell.order, Order::Pull | Order::PullAndAnswer);
-                let device = if pulls { bell.target } else { bell.source };
-                debug_assert!(bytes == 0 || self.is_device(device, bytes), "{bell:x?} is the other way round");
+            Order::Copy | Order::CopyAndAnswer | Order::Bulk | Order::BulkAndAnswer => {
                 let (start, end) = (bytes * warp / WARPS, bytes * (warp + 1) / WARPS);
                 let mut data = vec![0; end - start];
                 self.load(bell.source + u64_of(start), &mut data);
@@ -236,17 +233,10 @@ impl Block {
         }
     }
 
-    fn window(&self, addr: u64, bytes: usize) -> Option<*mut u8> {
-        self.ranges.iter().find_map(|window| window.find(addr, bytes))
-    }
-
-    fn is_device(&self, addr: u64, bytes: usize) -> bool {
-        self.window(addr, bytes).is_some()
-    }
-
     /// Device memory by its window; any other address is one of the host's, exposed when its memory was allocated.
     fn place(&self, addr: u64, bytes: usize) -> *mut u8 {
-        self.window(addr, bytes).unwrap_or_else(|| std::ptr::with_exposed_provenance_mut(usize_of(addr)))
+        let window = self.ranges.iter().find_map(|window| window.find(addr, bytes));
+        window.unwrap_or_else(|| std::ptr::with_exposed_provenance_mut(usize_of(addr)))
     }
 
     fn load(&self, addr: u64, to: &mut [u8]) {

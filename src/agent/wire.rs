@@ -20,10 +20,11 @@ pub(super) enum Order {
     Copy,
     /// To copy and say so.
     CopyAndAnswer,
-    /// To copy from host memory to device memory, which kernels may do in another way; a later request answers.
-    Pull,
+    /// To copy, in bulk copies if the kernel has any and they suit, as they do for what lies in host memory; a later request
+    /// answers.
+    Bulk,
     /// The same, and say so.
-    PullAndAnswer,
+    BulkAndAnswer,
     /// To send packets.
     Send,
     /// To end.
@@ -31,16 +32,16 @@ pub(super) enum Order {
 }
 
 impl Order {
-    const ALL: [Self; 6] = [Self::Copy, Self::CopyAndAnswer, Self::Pull, Self::PullAndAnswer, Self::Send, Self::Stop];
+    const ALL: [Self; 6] = [Self::Copy, Self::CopyAndAnswer, Self::Bulk, Self::BulkAndAnswer, Self::Send, Self::Stop];
     /// A bit beside the code of a copy.
-    const PULL: u32 = 8;
+    const BULK: u32 = 8;
 
     const fn code(self) -> u32 {
         match self {
             Self::Copy => 1,
             Self::CopyAndAnswer => 2,
-            Self::Pull => Self::PULL | Self::Copy.code(),
-            Self::PullAndAnswer => Self::PULL | Self::CopyAndAnswer.code(),
+            Self::Bulk => Self::BULK | Self::Copy.code(),
+            Self::BulkAndAnswer => Self::BULK | Self::CopyAndAnswer.code(),
             Self::Send => 3,
             Self::Stop => 4,
         }
@@ -50,19 +51,24 @@ impl Order {
     pub(super) const fn answered(self) -> Self {
         match self {
             Self::Copy => Self::CopyAndAnswer,
-            Self::Pull => Self::PullAndAnswer,
+            Self::Bulk => Self::BulkAndAnswer,
             other => other,
         }
     }
 
     /// Whether the kernel answers it with a flag.
     pub(super) const fn is_answered(self) -> bool {
-        matches!(self, Self::CopyAndAnswer | Self::PullAndAnswer)
+        matches!(self, Self::CopyAndAnswer | Self::BulkAndAnswer)
+    }
+
+    /// Whether it may be done in bulk copies.
+    pub(super) const fn is_bulk(self) -> bool {
+        matches!(self, Self::Bulk | Self::BulkAndAnswer)
     }
 
     /// Whether nothing says that it has been served.
     pub(super) const fn is_silent(self) -> bool {
-        matches!(self, Self::Copy | Self::Pull)
+        matches!(self, Self::Copy | Self::Bulk)
     }
 }
 
@@ -256,9 +262,10 @@ mod tests {
     fn a_copy_that_is_answered_goes_the_same_way() {
         for order in Order::ALL {
             let answered = order.answered();
-            assert_eq!(answered.code() & Order::PULL, order.code() & Order::PULL, "{order:?}");
+            assert_eq!(answered.is_bulk(), order.is_bulk(), "{order:?}");
+            assert_eq!(order.is_bulk(), order.code() & Order::BULK != 0, "{order:?}");
             assert_eq!(answered.is_answered(), order.is_silent() || order.is_answered(), "{order:?}");
-            assert!(!answered.is_silent() && !(order.is_silent() && order.is_answered()), "{order:?}");
+            assert!(!answered.is_silent(), "{order:?}");
         }
     }
 
@@ -267,7 +274,7 @@ mod tests {
         let kernel = include_str!("../ptx/push.cu");
         let named = [("COPY", Order::Copy.code()), ("COPY_AND_ANSWER", Order::CopyAndAnswer.code())];
         let named = named.into_iter().chain([("SEND", Order::Send.code()), ("STOP", Order::Stop.code())]);
-        for (name, code) in named.chain([("PULL", Order::PULL)]) {
+        for (name, code) in named.chain([("BULK", Order::BULK)]) {
             let found = [',', ' '].iter().any(|end| kernel.contains(&format!(" {name} = {code}{end}")));
             assert!(found, "{name} = {code}");
         }

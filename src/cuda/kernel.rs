@@ -164,7 +164,9 @@ impl Kernel<'_> {
     ///
     /// What CUDA reports.
     pub fn alone_on_its_sm(mut self) -> Result<Self> {
-        self.take_shared(self.most_shared()?)?;
+        let most = self.most_shared()?;
+        self.allow_shared(most)?;
+        self.take_shared(most);
         Ok(self)
     }
 
@@ -184,20 +186,23 @@ impl Kernel<'_> {
         Ok(u32::try_from(most.saturating_sub(own)).unwrap_or(0))
     }
 
-    /// Gives each block so many bytes of dynamic shared memory.
+    /// Allows launches with so many bytes of dynamic shared memory for each block.
     ///
     /// # Errors
     ///
-    /// What CUDA reports, for more than [`Kernel::most_shared`] above all; blocks get what they got before then.
-    pub fn take_shared(&mut self, bytes: u32) -> Result<()> {
+    /// What CUDA reports, for more than [`Kernel::most_shared`] above all.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
         let driver = self.module.primary.device.driver;
         let _entered = self.module.primary.enter()?;
         let wanted = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: a live function.
         let code = unsafe { driver.function_set_attribute(self.function, FUNCTION_DYNAMIC_SHARED, wanted) };
-        driver.check("launch", "cuFuncSetAttribute", code)?;
+        driver.check("launch", "cuFuncSetAttribute", code)
+    }
+
+    /// Launches from now on give each block so many bytes of dynamic shared memory, as many as were allowed at most.
+    pub fn take_shared(&mut self, bytes: u32) {
         self.shared = bytes;
-        Ok(())
     }
 
     /// How many blocks of `threads` threads run at once, on an otherwise idle GPU.

@@ -4,8 +4,8 @@
 // asks for as many chunks as there are stages, stores each one when it has arrived, and asks for the next into a stage whose
 // chunk has been read again. How many stages there are is up to whoever launches the block.
 //
-// Bulk copies go by another path to memory than loads and stores (the "async proxy"). Where one follows the other, a fence
-// stands between them: here at both ends.
+// Bulk copies go by another path to memory than loads and stores (the "async proxy"). Where they follow those, a fence of
+// their own stands in between; where they come first, waiting for their end is one (PTX ISA, "Async proxy").
 
 #ifndef GDRCOPY_BULK_CUH
 #define GDRCOPY_BULK_CUH
@@ -27,8 +27,8 @@ struct Bulk {
     // Whether there are stages enough.
     static __device__ __forceinline__ bool is_there();
 
-    // By thread 0, `bytes` bytes: a multiple of 16, as are both addresses. They are in device memory when it returns, and seen
-    // by all that is ordered after this thread.
+    // By thread 0, `bytes` bytes: a multiple of 16, as are both addresses. They have been stored when it returns: all that is
+    // ordered after this thread sees them.
     static __device__ __forceinline__ void copy(u64 source, u64 target, u32 bytes);
 };
 
@@ -49,10 +49,10 @@ __device__ __forceinline__ u32 dynamic_shared_bytes()
     return bytes;
 }
 
-// Between accesses of the two paths, whichever comes first.
-__device__ __forceinline__ void fence_async()
+// Between loads and stores that this thread has done or seen, and bulk copies that follow.
+__device__ __forceinline__ void fence_before_bulk()
 {
-    asm volatile("fence.proxy.async;" : : : "memory");
+    asm volatile("fence.proxy.async.global;" : : : "memory");
 }
 
 // One arrival, this thread's, and as many bytes as it says complete a phase.
@@ -109,7 +109,7 @@ __device__ __forceinline__ void wait_until_read()
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"((u32)Bulk::LAG) : "memory");
 }
 
-// All stores are done.
+// All stores are done, and seen by this thread.
 __device__ __forceinline__ void wait_until_stored()
 {
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
@@ -129,7 +129,7 @@ __device__ __forceinline__ void Bulk::begin()
     bulk_parity = 0;
     // The copy unit signals these barriers.
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-    fence_async();
+    asm volatile("fence.proxy.async;" : : : "memory");
 }
 
 __device__ __forceinline__ bool Bulk::is_there()
@@ -152,7 +152,7 @@ __device__ __forceinline__ void Bulk::copy(u64 source, u64 target, u32 bytes)
     };
 
     // What the CPU wrote before it rang, and what earlier requests stored.
-    fence_async();
+    fence_before_bulk();
     for (u32 n = 0; n < stages && asked < bytes; n++)
         fill();
     u32 stored = 0;
@@ -175,7 +175,6 @@ __device__ __forceinline__ void Bulk::copy(u64 source, u64 target, u32 bytes)
     bulk_next = stage;
     bulk_parity = parity;
     wait_until_stored();
-    fence_async();
 }
 
 #endif

@@ -38,8 +38,8 @@ struct Push {
 
 enum : u64 { LINE = 64, NUMBER = 12, UNUSED = 32, ANSWERED = 0, LEFT = 64, STARTED = 128 };
 enum : u32 { COPY = 1, COPY_AND_ANSWER = 2, SEND = 3, STOP = 4 };
-// Beside COPY or COPY_AND_ANSWER: the source is host memory, the target device memory.
-enum : u32 { PULL = 8 };
+// Beside COPY or COPY_AND_ANSWER: in bulk copies, if there are any and they suit.
+enum : u32 { BULK = 8 };
 enum : u32 { POLLS_PER_LOOK = 32 }; // at the clock
 
 #ifndef GDRCOPY_BULK_CUH
@@ -282,8 +282,8 @@ __device__ __forceinline__ void send(u64 source, u64 target, u32 bytes, u32 numb
     }
 }
 
-// Whether to fetch so much in bulk copies: what the threads cannot load all at once. One burst of theirs takes a single trip
-// to host memory and is 0.5 us quicker; more takes a trip for each burst, while bulk copies keep the bus busy. On an H200
+// Bulk copies suit what the threads cannot load all at once. One burst of theirs takes a single trip to host memory and is
+// 0.5 us quicker; more takes a trip for each burst, while bulk copies keep the bus busy. Fetched from host memory on an H200,
 // 64 KiB took 1024 threads 4.64 us, as one burst, and bulk copies 5.17; 128 KiB 6.74 and 6.53; 1 MiB 28.96 and 24.57.
 template <u32 BURST>
 __device__ __forceinline__ bool suits_bulk(u64 source, u64 target, u32 bytes)
@@ -355,7 +355,7 @@ __device__ __forceinline__ void serve(const Push &a)
         bool rang = threadIdx.x < 32 ? lead(a, started, count, at, number, &bell)
                                      : follow(&leaves_at, count, at, number, &bell);
         if (rang) {
-            order = bell.second.c & ~PULL;
+            order = bell.second.c & ~BULK;
             u64 source = joined(bell.first.a, bell.first.b), target = joined(bell.second.a, bell.second.b);
             // What the CPU wrote before it rang is seen from here on. An acquire by each thread does for that; a fence
             // would wait for this GPU's own stores too, which took 0.9 us.
@@ -364,7 +364,7 @@ __device__ __forceinline__ void serve(const Push &a)
                 send(source, target, bell.first.c, number);
             } else if (order == COPY || order == COPY_AND_ANSWER) {
                 u32 bytes = bell.first.c;
-                if ((bell.second.c & PULL) != 0 && suits_bulk<BURST>(source, target, bytes))
+                if ((bell.second.c & BULK) != 0 && suits_bulk<BURST>(source, target, bytes))
                     Copy(source, target, bytes).run_in_bulk();
                 // The usual case has nothing to work out.
                 else if (((source | target | bytes) & 15) == 0)

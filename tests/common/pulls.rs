@@ -3,6 +3,8 @@
 //! On a GPU that has bulk copies long stretches come in chunks, through a ring of stages; lengths here lie around the edges of
 //! both.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
+
 use std::time::{Duration, Instant};
 
 use gdrcopy::agent::{AgentOptions, HostBuffer, PushAgent, Segment};

@@ -96,7 +96,7 @@ fn writes_beside_the_other_ways() {
     host.as_mut_slice().fill(1);
     println!("microseconds, p50 and p99 of single calls that return when the bytes are in device memory");
     println!("{:>8}  {:^17}  {:^17}  {:^17}", "bytes", "agent", "BAR1 and flush", "cuMemcpyHtoD");
-    for threads in [512, 1024] {
+    for threads in [256, 512, 1024] {
         println!("block of {threads} threads");
         let options = AgentOptions::default().threads(threads).dedicated();
         let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
@@ -112,14 +112,17 @@ fn writes_beside_the_other_ways() {
             });
             let cuda = Times::of(3000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), from) }.unwrap());
             println!("{bytes:>8}  {}  {}  {}", pulled.shown(), bar1.shown(), cuda.shown());
+            if bytes == 256 << 10 && agent.bulk_bytes() > 0 {
+                assert!(pulled.at(0.5) < cuda.at(0.5), "the agent has to win here");
+            }
         }
         agent.stop().unwrap();
     }
 }
 
-/// By how many stages, and by how many threads' own loads: where the thresholds belong.
+/// By how many stages, and by how many threads' own loads: where the thresholds belong, each way.
 #[test]
-fn writes_by_stages() {
+fn bulk_copies_by_stages() {
     let Some(alone) = alone() else { return };
     const LIMIT: Duration = Duration::from_millis(15);
     const SIZES: [usize; 8] =
@@ -128,33 +131,43 @@ fn writes_by_stages() {
     memory.make_current().unwrap();
     let mut host = PinnedHost::new(0, 1 << 20).unwrap();
     host.as_mut_slice().fill(1);
-    println!("microseconds, p50 of single writes; 0 stages: the threads' own loads");
+    println!("microseconds, p50 of single writes and reads; 0 stages: the threads' own loads");
     print!("{:>7} {:>6}", "threads", "stages");
     SIZES.iter().for_each(|bytes| print!(" {bytes:>8}"));
     println!();
     for threads in [256, 512, 1024] {
         for stages in [0, 10, 12, 14, 16, 20, 24, 28] {
-            let options = AgentOptions::default().threads(threads).bulk_stages(stages).dedicated();
+            let options = AgentOptions::default().threads(threads).bulk_stages(stages).bulk_pushes(true).dedicated();
             let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
             let mut buffer = agent.host_buffer(1 << 20).unwrap();
             buffer.as_mut_slice().fill(1);
-            print!("{threads:>7} {stages:>6}");
-            for bytes in SIZES {
-                let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
-                let times = Times::of(1000, LIMIT, || agent.write_from(&mut buffer, &whole).unwrap());
-                print!(" {:>8.2}", times.at(0.5));
+            for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+                print!("{threads:>7} {stages:>6}");
+                for bytes in SIZES {
+                    let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
+                    let times = Times::of(1000, LIMIT, || match direction {
+                        CopyDirection::HostToDevice => agent.write_from(&mut buffer, &whole).unwrap(),
+                        CopyDirection::DeviceToHost => agent.read_into(&mut buffer, &whole).unwrap(),
+                    });
+                    print!(" {:>8.2}", times.at(0.5));
+                }
+                println!("  {direction:?}");
             }
-            println!();
             agent.stop().unwrap();
         }
     }
-    print!("   cuMemcpyHtoD");
-    for bytes in SIZES {
-        let from = &host.as_slice()[..bytes];
-        let times = Times::of(1000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), from) }.unwrap());
-        print!(" {:>8.2}", times.at(0.5));
+    for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+        print!("{:>14}", "cuMemcpy");
+        for bytes in SIZES {
+            let host = &mut host.as_mut_slice()[..bytes];
+            let times = Times::of(1000, LIMIT, || match direction {
+                CopyDirection::HostToDevice => unsafe { memcpy_to_device(memory.addr(), host) }.unwrap(),
+                CopyDirection::DeviceToHost => unsafe { memcpy_to_host(host, memory.addr()) }.unwrap(),
+            });
+            print!(" {:>8.2}", times.at(0.5));
+        }
+        println!("  {direction:?}");
     }
-    println!();
 }
 
 /// Packets against flags, size by size: where the threshold belongs.
@@ -182,10 +195,14 @@ fn packets_beside_answers() {
 fn after_a_pause() {
     let Some(alone) = alone() else { return };
     let memory = alone.session.alloc(65536).unwrap();
-    // With shared memory for bulk copies, and without.
-    for options in [AgentOptions::default(), AgentOptions::default().bulk_stages(0)] {
-        let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+    // Once it has written a long piece, each launch takes shared memory for bulk copies.
+    for after_a_long_write in [false, true] {
+        let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default()).unwrap();
         let mut buffer = agent.host_buffer(65536).unwrap();
+        if after_a_long_write {
+            agent.write_from(&mut buffer, &[Segment { range: 0, offset: 0, bytes: 65536, at: 0 }]).unwrap();
+        }
+        println!("after a long write: {after_a_long_write}");
         for bytes in [64, 4096, 65536] {
             let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
             let mut all = Vec::new();

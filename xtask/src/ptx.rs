@@ -248,6 +248,29 @@ mod tests {
     }
 
     #[test]
+    fn what_headers_include_is_read_once() {
+        let scratch = std::env::temp_dir().join(format!("xtask-ptx-includes-{}", std::process::id()));
+        fs::create_dir_all(&scratch).unwrap();
+        for (name, text) in [
+            ("push_bulk.cu", "#include \"a.cuh\"\n#include \"k.cu\"\n"),
+            ("k.cu", "#include \"a.cuh\"\n#include \"b.cuh\"\n"),
+            ("a.cuh", ""),
+            ("b.cuh", "#include \"a.cuh\"\n"),
+        ] {
+            fs::write(scratch.join(name), text).unwrap();
+        }
+        let mut log = Log::new(std::io::sink());
+        let mut read = |name: &str| Kernel::read(&mut log, scratch.join(name)).unwrap();
+        let (common, bulk) = (read("k.cu"), read("push_bulk.cu"));
+        let names = |kernel: &Kernel| kernel.includes.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&common), ["a.cuh", "b.cuh"]);
+        assert_eq!(names(&bulk), ["a.cuh", "k.cu", "b.cuh"]);
+        assert_eq!((common.origin.len(), bulk.origin.len()), (3, 4));
+        assert_eq!((common.level, bulk.level), (&COMMON, &BULK));
+        fs::remove_dir_all(&scratch).unwrap();
+    }
+
+    #[test]
     fn a_changed_source_or_header_is_noticed() {
         let scratch = std::env::temp_dir().join(format!("xtask-ptx-{}", std::process::id()));
         fs::create_dir_all(&scratch).unwrap();
