@@ -87,7 +87,8 @@ const CASES: [Case; 3] = [
 ];
 
 /// Copies that are shared in every way, and by how many.
-const SPLIT: [(Direction, usize, usize); 6] = [
+const SPLIT: [(Direction, usize, usize); 7] = [
+    (Direction::DeviceToHost, 16 << 10, 2),
     (Direction::DeviceToHost, 16 << 10, 4),
     (Direction::DeviceToHost, 64 << 10, 4),
     (Direction::DeviceToHost, 64 << 10, 8),
@@ -348,7 +349,7 @@ fn one_case(lab: &Lab<'_>, found: &mut Findings, case: &Case) -> std::result::Re
         found.compare(place, name, name, noise);
         lab.screen.line(&format!("  {name} twice  {noise:.3}"))?;
         let measured = if case.unit == "us" { us(medians[at]) } else { rate(&load, medians[at]) };
-        found.judge(PART, case.target, case.limit, case.unit, measured, String::new());
+        found.judge(PART, case.target, case.limit, case.unit, measured, awake_in(&field[at]));
         if let Some(target) = case.near {
             let detail = format!("bare {} us", us(medians[at + 1]));
             found.judge(PART, target, NEAR, "x", rounds.ratio(at, at + 1), detail);
@@ -375,16 +376,21 @@ fn tabulate(
         entry.settle();
         let arm = report::Arm { rounds: &taken.rounds, index, calls: taken.calls[index], per_call: 1.0 };
         let median = found.figure(place, &entry.name, &arm, verified);
-        let short = match entry.short.get() {
-            0 => String::new(),
-            blocks => format!("  {blocks} blocks began with a worker asleep"),
-        };
+        let short = if entry.short.get() > 0 { format!("  {}", awake_in(entry)) } else { String::new() };
         let note = if verified { "" } else { "  WRONG BYTES" };
         let (time, rate) = (format!("{} us", us(median)), rate(load, median));
         lab.screen.line(&format!("  {:<20}{time:<28}{rate:.1} GB/s{short}{note}", entry.name))?;
         medians.push(median);
     }
     Ok(medians)
+}
+
+/// Whether an entry was in the steady state whenever it was timed.
+fn awake_in(entry: &Entry<'_>) -> String {
+    match entry.short.get() {
+        0 => "workers awake".to_owned(),
+        blocks => format!("workers awake but in {blocks} blocks"),
+    }
 }
 
 fn us(ns: Estimate) -> Estimate {
@@ -452,37 +458,50 @@ pub(crate) fn rest() -> Result<()> {
     Ok(())
 }
 
-/// From the end of a copy until no worker spins.
+/// From the end of a copy until no worker spins; and from a call that wakes them until all do.
 fn falling_asleep(lab: &Lab<'_>, found: &mut Findings, crew: &ParallelCopier) -> std::result::Result<(), Failure> {
     const PATIENCE: Duration = Duration::from_millis(100);
     let load = Load::new(Direction::DeviceToHost, 64 << 10);
-    let mut times = Vec::new();
-    for _ in 0..lab.pace.times(2000) {
-        // Of workers that are still waking up the time would be none at all.
-        awake(crew, lab, &load)?;
-        if crew.awake() < crew.cpus().len() {
-            continue;
-        }
+    let workers = crew.cpus().len();
+    let until = |awake: usize| {
         let start = lab.clock.start();
         let begin = Instant::now();
-        while crew.awake() > 0 {
+        while crew.awake() != awake {
             if begin.elapsed() > PATIENCE {
-                return Err(Failure::run("workers are awake 100 ms after the last copy"));
+                return None;
             }
             std::hint::spin_loop();
         }
-        let ticks = lab.clock.stop().ticks.saturating_sub(start);
-        let ps = u32::try_from(lab.clock.ps(ticks) / 1000).unwrap_or(u32::MAX);
-        times.push(f64::from(ps));
+        let ps = lab.clock.ps(lab.clock.stop().ticks.saturating_sub(start));
+        Some(f64::from(u32::try_from(ps / 1000).unwrap_or(u32::MAX)))
+    };
+    let (mut sleeping, mut waking) = (Vec::new(), Vec::new());
+    for _ in 0..lab.pace.times(2000) {
+        // Of workers that are still waking up the time would be none at all.
+        if !all_awake(crew, lab, &load)? {
+            continue;
+        }
+        let asleep = until(0).ok_or_else(|| Failure::run("workers are awake 100 ms after the last copy"))?;
+        // For the system to put their threads aside, which comes behind what they say.
+        rest()?;
+        let begin = lab.clock.start();
+        crew.wake();
+        // Where the system takes longer to run the last than the first looks for work this round has none.
+        let awake = until(workers).map(|_| lab.clock.ps(lab.clock.stop().ticks.saturating_sub(begin)) / 1000);
+        sleeping.push(asleep);
+        waking.extend(awake.map(|ns| f64::from(u32::try_from(ns).unwrap_or(u32::MAX))));
     }
-    if times.is_empty() {
+    if sleeping.is_empty() {
         return found.skip(lab.screen, PART, "sleep: the workers were never all awake at once".to_owned());
     }
-    times.sort_unstable_by(f64::total_cmp);
-    let p99 = times[(times.len() * 99 / 100).min(times.len() - 1)] / 1000.0;
-    let median = Rounds::of(vec![times]).median(0).map(|ns| ns / 1000.0);
-    lab.screen.line(&format!("  {} workers sleep after {median} us, p99 {p99:.1} us", crew.cpus().len()))?;
-    let detail = format!("{} workers, p99 {p99:.1} us", crew.cpus().len());
-    found.judge(PART, "workers asleep after the last copy", Target::AtMost(50.0), "us", median, detail);
+    let median = |times: Vec<f64>| us(Rounds::of(vec![times]).median(0));
+    sleeping.sort_unstable_by(f64::total_cmp);
+    let p99 = sleeping[(sleeping.len() * 99 / 100).min(sleeping.len() - 1)] / 1000.0;
+    let (asleep, awake) = (median(sleeping), median(waking));
+    let name = format!("{workers} worker{}", if workers == 1 { "" } else { "s" });
+    lab.screen
+        .line(&format!("  {name} asleep after {asleep} us, p99 {p99:.1} us; all awake {awake} us after a wake"))?;
+    let detail = format!("{name}, p99 {p99:.1} us; all awake {awake} us after a wake");
+    found.judge(PART, "workers asleep after the last copy", Target::AtMost(50.0), "us", asleep, detail);
     Ok(())
 }

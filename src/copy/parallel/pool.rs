@@ -436,3 +436,85 @@ impl Bed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::preferred;
+    use super::*;
+
+    const BYTES: usize = 40_000;
+
+    /// One copy by the calling thread and three workers, whoever comes of them; from a start within a line.
+    #[track_caller]
+    fn copy(pool: &Pool, direction: CopyDirection, eighths: Option<usize>, wakes: bool, seed: u8) {
+        let pattern = |seed: u8| (0..BYTES).map(|n| u8::try_from(n % 251).unwrap() ^ seed).collect::<Vec<_>>();
+        let (mut device, mut host) = (vec![0; BYTES + 256], vec![0; BYTES]);
+        // Whole lines around what is copied.
+        let start = device.as_ptr().addr().next_multiple_of(64) - device.as_ptr().addr() + 13;
+        match direction {
+            CopyDirection::HostToDevice => host = pattern(seed),
+            CopyDirection::DeviceToHost => device[start..start + BYTES].copy_from_slice(&pattern(seed)),
+        }
+        let at = device.as_mut_ptr().wrapping_add(start);
+        let shares = Shares::new(Span::new(at.addr(), BYTES), 4, direction, eighths);
+        let (routine, host_at) = (preferred(), host.as_mut_ptr());
+        let job =
+            Job { routine, device: at, host: host_at, len: BYTES, shares, threads: 4, direction, is_prompt: true };
+        // SAFETY: one copy at a time; both vectors outlive it, and nothing else touches them meanwhile.
+        unsafe { pool.run(job, 3, wakes) };
+        assert!(host == pattern(seed), "{direction:?} {eighths:?}");
+        assert!(device[start..start + BYTES] == host, "{direction:?} {eighths:?}");
+        assert!(device[..start].iter().chain(&device[start + BYTES..]).all(|&byte| byte == 0), "{direction:?}");
+    }
+
+    fn copies(pool: &Pool, seed: u8) {
+        for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+            for eighths in [None, Some(0), Some(4), Some(7), Some(8)] {
+                copy(pool, direction, eighths, false, seed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_caller_does_what_nobody_comes_for() {
+        // No thread has been started: as if the system had put them all aside.
+        let pool = Pool::new(3, Duration::from_secs(1));
+        assert_eq!(pool.awake_of(3), 3, "taken to be awake");
+        copies(&pool, 0x5a);
+        let number = pool.call().number;
+        assert_eq!(number, 10);
+        for worker in &pool.workers {
+            assert_eq!(
+                (worker.taken.0.load(Ordering::Relaxed), worker.done.0.load(Ordering::Relaxed)),
+                (number, number)
+            );
+        }
+    }
+
+    #[test]
+    fn who_comes_late_takes_part_in_the_next_copy() {
+        let pool = Pool::new(3, Duration::from_micros(20));
+        copies(&pool, 1);
+        thread::scope(|scope| {
+            // Two of three: the last never comes.
+            let threads = [0, 1].map(|n| {
+                scope.spawn({
+                    let pool = &pool;
+                    move || pool.work(n)
+                })
+            });
+            threads.iter().enumerate().for_each(|(n, thread)| pool.hire(n, thread.thread()));
+            for round in 0..200 {
+                copies(&pool, round);
+                copy(&pool, CopyDirection::DeviceToHost, Some(0), true, round);
+                if round % 10 == 0 {
+                    thread::sleep(Duration::from_micros(200));
+                }
+            }
+            pool.stop();
+            threads.iter().for_each(|thread| thread.thread().unpark());
+        });
+        let taken = |n: usize| pool.workers[n].taken.0.load(Ordering::Relaxed);
+        assert_eq!([0, 1, 2].map(taken), [pool.call().number; 3], "all is settled");
+    }
+}
