@@ -78,7 +78,7 @@ enum Part {
     Posted,
     /// Reads of 1 to 256 bytes at every offset in a line
     Grid,
-    /// Copies by several cores, and how soon these sleep
+    /// Copies by several cores beside a bare loop on the same ones, and how soon workers sleep
     Parallel,
     /// The library's choice of routine against every other
     Chosen,
