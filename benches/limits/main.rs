@@ -26,6 +26,7 @@ use report::{Findings, Report};
 mod agent;
 mod auto;
 mod backends;
+mod bare;
 mod calls;
 mod channel;
 mod chosen;
@@ -77,7 +78,7 @@ enum Part {
     Posted,
     /// Reads of 1 to 256 bytes at every offset in a line
     Grid,
-    /// Copies by several cores, and how soon these sleep
+    /// Copies by several cores beside a bare loop on the same ones, and how soon workers sleep
     Parallel,
     /// The library's choice of routine against every other
     Chosen,
@@ -91,6 +92,9 @@ enum Part {
     Channel,
     /// The automatic copier against every method that it chooses from
     Auto,
+    /// Copies by several cores, shared out in every way
+    #[value(hide = true)]
+    Split,
 }
 
 impl Part {
@@ -105,6 +109,7 @@ impl Part {
             Self::Backends => backends::run(lab, found),
             Self::Channel => channel::run(lab, found),
             Self::Auto => auto::run(lab, found),
+            Self::Split => parallel::split(lab, found),
         }
     }
 }
@@ -148,10 +153,12 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rig = Rig::new(TOOL, &common, lab::BUFFER)?;
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = rig::map(&pinned, common.mapping_type)?;
-    let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
+    // What decided a question and is no target runs only when asked for.
+    let usual: Vec<Part> = Part::value_variants().iter().copied().filter(|part| *part != Part::Split).collect();
+    let wanted = if args.only.is_empty() { &usual } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent | Part::Auto));
-    let crews = if has_workers { Crews::hire(rig.gpu.pci) } else { Crews::default() };
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent | Part::Auto | Part::Split));
+    let crews = if has_workers { Crews::hire(rig.gpu.pci, common.cpu) } else { Crews::default() };
     let cpus = cpu::allowed();
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;
     let (host, clock) = rig.settle(&common, &mapping)?;

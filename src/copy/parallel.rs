@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 pub use self::builder::ParallelCopierBuilder;
 pub(crate) use self::pieces::largest_alone;
-use self::pieces::{GRANULE_BYTES, Pieces};
+use self::pieces::{GRANULE_BYTES, Shares, Span, most_threads};
 use self::pool::{Job, Pool};
-use super::fence;
+use super::{Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::policy::CopyDirection;
@@ -45,8 +45,11 @@ const LATE: usize = 4;
 /// Waking is a system call, and can take longer than a copy: in a virtual machine it added 17 us to one that takes 4 us. So
 /// a copy is shared among the workers that are awake, and wakes the others only where it is a long one (a read
 /// of 32 KiB or more, a write of 512 KiB), or where the one before was short of workers as well and is no longer ago than
-/// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time. Nobody waits for a sleeper: a copy is
-/// cut into pieces, large ones first, and whoever is free takes the next, the calling thread too.
+/// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time.
+///
+/// Where all are awake each thread has a share of its own: of a short copy an even one, of a longer one most of that, and the
+/// rest is pieces for whoever is free. Nobody waits for a sleeper: where some sleep the whole copy is such pieces, large ones
+/// first, and what nobody comes for the calling thread does.
 ///
 /// It is bound to no mapping or session, and any number of threads may use it. One copy at a time has the workers; one
 /// that comes meanwhile is done by its calling thread alone. Copies too small to gain are done alone as well: reads that
@@ -89,6 +92,8 @@ pub struct ParallelCopier {
     threads: ManuallyDrop<Vec<JoinHandle<()>>>,
     cpus: Vec<u32>,
     write_threads: usize,
+    /// Eighths of a copy that are shares; by its size where there is no number.
+    shared: Option<usize>,
     /// A copy has the workers.
     busy: AtomicBool,
     made: Instant,
@@ -154,19 +159,12 @@ impl ParallelCopier {
             return mapping.read(offset, to);
         }
         let device = mapping.at("read", offset, to.len())?;
-        let most = Pieces::most_threads(device.addr(), to.len(), CopyDirection::DeviceToHost);
+        let most = most_threads(device.addr(), to.len(), CopyDirection::DeviceToHost);
         let Some(team) = self.team(self.threads().min(most), to.len() >= LONG_READ) else {
             return mapping.read(offset, to);
         };
-        let job = Job {
-            routine: mapping.routines.load(to.len() / team.threads()),
-            device,
-            host: to.as_mut_ptr(),
-            len: to.len(),
-            shares: team.shares(),
-            direction: CopyDirection::DeviceToHost,
-            is_prompt: !team.wakes,
-        };
+        let routine = mapping.routines.load(to.len() / team.threads());
+        let job = team.job(routine, device, to.as_mut_ptr(), to.len(), CopyDirection::DeviceToHost);
         // Before the copy is opened: this core's earlier writes leave it first, and the workers' loads see them.
         fence::full();
         // SAFETY: `at` proved that the bytes lie in the live window, which is whole pages and so whole lines; both sides
@@ -184,7 +182,7 @@ impl ParallelCopier {
     #[inline]
     pub fn write(&self, mapping: &Mapping<'_>, offset: usize, from: &[u8]) -> Result<()> {
         self.check("write")?;
-        let most = Pieces::most_threads(0, from.len(), CopyDirection::HostToDevice);
+        let most = most_threads(0, from.len(), CopyDirection::HostToDevice);
         let Some(threads) = Some(self.write_threads.min(most)).filter(|&threads| threads > 1) else {
             return mapping.write(offset, from);
         };
@@ -192,15 +190,8 @@ impl ParallelCopier {
         let Some(team) = self.team(threads, from.len() >= LONG_WRITE) else {
             return mapping.write(offset, from);
         };
-        let job = Job {
-            routine: mapping.routines.store(from.len() / team.threads()),
-            device,
-            host: from.as_ptr().cast_mut(),
-            len: from.len(),
-            shares: team.shares(),
-            direction: CopyDirection::HostToDevice,
-            is_prompt: !team.wakes,
-        };
+        let routine = mapping.routines.store(from.len() / team.threads());
+        let job = team.job(routine, device, from.as_ptr().cast_mut(), from.len(), CopyDirection::HostToDevice);
         // Before the copy is opened: an earlier write of this core to the same bytes must not arrive after a worker's.
         fence::store();
         // SAFETY: `at` proved that the bytes lie in the live window; `from` is host memory, which device memory cannot
@@ -264,9 +255,23 @@ impl Team<'_> {
         self.workers + 1
     }
 
-    /// For how many threads a copy is cut up. Those that have to be woken come late: the pieces are smaller then.
-    fn shares(&self) -> usize {
-        if self.wakes { LATE * self.threads() } else { self.threads() }
+    /// What is to be done.
+    #[inline]
+    fn job(
+        &self,
+        routine: &'static Routine,
+        device: *mut u8,
+        host: *mut u8,
+        len: usize,
+        direction: CopyDirection,
+    ) -> Job {
+        // Those that have to be woken come late: the pieces are smaller then.
+        let threads = if self.wakes { LATE * self.threads() } else { self.threads() };
+        let are_all_awake = !self.wakes && self.workers == self.hands;
+        let span = Span::new(device.addr(), len);
+        let shares = if are_all_awake { Shares::new(span, threads, direction, self.copier.shared) } else { None };
+        let threads = u32::try_from(threads).unwrap_or(1);
+        Job { routine, device, host, len, shares, threads, direction, is_prompt: !self.wakes }
     }
 
     /// Does a job, this thread too.

@@ -1,5 +1,6 @@
 //! How a copy is cut up: pure arithmetic.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use super::super::plan::LINE_BYTES;
@@ -22,22 +23,138 @@ pub(crate) fn largest_alone(direction: CopyDirection) -> usize {
     }
 }
 
-/// Rounds of pieces, each for all threads: most of the whole, then halves of what is left, then units.
-const ROUNDS: usize = 4;
+/// The most threads that a copy of this size has something for.
+pub(super) fn most_threads(addr: usize, len: usize, direction: CopyDirection) -> usize {
+    match direction {
+        // A unit each, at least.
+        CopyDirection::HostToDevice => len / WRITE_BYTES,
+        CopyDirection::DeviceToHost => (addr % LINE_BYTES + len).div_ceil(GRANULE_BYTES),
+    }
+}
 
-/// Units for each thread up to which a copy is cut into even shares.
+/// Bytes of the smallest piece that a thread asks for.
+fn unit(len: usize, threads: usize, direction: CopyDirection) -> usize {
+    match direction {
+        // Asking for a piece is a locked instruction, which waits until this core's stores have left it: a write has few and
+        // large ones.
+        CopyDirection::HostToDevice => (len / (16 * threads)).next_multiple_of(WRITE_BYTES).max(WRITE_BYTES),
+        CopyDirection::DeviceToHost => GRANULE_BYTES,
+    }
+}
+
+/// Eighths of the whole that a first round of pieces, one for each thread, is to have.
+fn most_of_it(direction: CopyDirection) -> usize {
+    match direction {
+        CopyDirection::HostToDevice => 7,
+        CopyDirection::DeviceToHost => 6,
+    }
+}
+
+/// All of it, as eighths.
+const ALL: usize = 8;
+
+/// Units for each thread up to which a copy is cut into even shares: too short to make up for asking for more, which is 0.1 to
+/// 0.2 us each time.
 const FEW: usize = 4;
 
-/// `len` bytes at device address `addr` in pieces that meet on line boundaries, so that no line is touched by two threads.
-///
-/// A piece is a whole number of units, but for where the range begins and ends. There is a round of large pieces, one for
-/// each thread, then rounds of smaller ones. So each thread asks few times, and one that is slow, or late, leaves what it
-/// does not get at to the others: they end within a unit of each other.
+/// Units for each thread up to which one each is left to ask for. In a virtual machine beside an H200
+/// cores read 0.75 to 0.97 GB/s, depending on the moment: seven units of a slow one take as long as nine of a fast one.
+const SOME: usize = 8;
+
+/// `len` bytes of device memory, and the whole lines around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pieces {
+pub(super) struct Span {
     /// Bytes of the first line in front of the range.
     skew: usize,
     len: usize,
+}
+
+impl Span {
+    #[inline]
+    pub(super) fn new(addr: usize, len: usize) -> Self {
+        Self { skew: addr % LINE_BYTES, len }
+    }
+
+    #[inline]
+    fn lines(self) -> usize {
+        if self.len == 0 { 0 } else { (self.skew + self.len).div_ceil(LINE_BYTES) }
+    }
+
+    /// The bytes of some lines, as offsets from the start of the range.
+    #[inline]
+    fn bytes(self, lines: Range<usize>) -> Range<usize> {
+        let byte = |line: usize| (line * LINE_BYTES).saturating_sub(self.skew).min(self.len);
+        byte(lines.start)..byte(lines.end)
+    }
+}
+
+/// The first lines of a copy as one share for each thread, which is that thread's and need not be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shares {
+    /// Lines of a share.
+    each: NonZeroUsize,
+    /// So many shares, the first, are a line longer.
+    longer: u32,
+}
+
+impl Shares {
+    /// Shares of the larger part, so many eighths of it; by default all of a short copy, and of others the less the longer they
+    /// are: what leaves enough to make up for cores that differ. `None` where there is not a line for each thread, or not an eighth.
+    ///
+    /// Nothing is lost at the end of shares that are no whole number of granules: a core has so many lines in flight at a
+    /// time, whichever they are. Where they leave something they are whole granules.
+    pub(super) fn new(span: Span, threads: usize, direction: CopyDirection, eighths: Option<usize>) -> Option<Self> {
+        let eighths = eighths.unwrap_or_else(|| {
+            let each = unit(span.len, threads, direction) * threads;
+            match span.len {
+                len if len <= FEW * each => ALL,
+                len if len <= SOME * each => ALL - 1,
+                _ => most_of_it(direction),
+            }
+        });
+        let lines = span.lines();
+        let (each, longer) = if eighths >= ALL {
+            (lines / threads, lines % threads)
+        } else {
+            let each = lines * eighths / ALL / threads;
+            (each - each % GRANULE_LINES, 0)
+        };
+        Some(Self { each: NonZeroUsize::new(each)?, longer: u32::try_from(longer).ok()? })
+    }
+
+    /// The bytes of share `n`.
+    #[inline]
+    pub(super) fn range(self, span: Span, n: usize) -> Range<usize> {
+        span.bytes(self.start(n)..self.start(n + 1))
+    }
+
+    /// The first line of share `n`.
+    #[inline]
+    fn start(self, n: usize) -> usize {
+        n * self.each.get() + n.min(usize_of(u64::from(self.longer)))
+    }
+
+    /// The line behind the last of so many shares, unless that is the end.
+    #[inline]
+    pub(super) fn rest(self, span: Span, threads: usize) -> Option<usize> {
+        Some(self.start(threads)).filter(|&line| line < span.lines())
+    }
+}
+
+/// Rounds of pieces, each for all threads: most of the whole, then halves of what is left, then units.
+const ROUNDS: usize = 4;
+
+/// A copy, or what is left of it, in pieces for whoever is free. They meet on line boundaries, so that no line is touched
+/// by two threads.
+///
+/// A piece is a whole number of units, but for where the range begins and ends. They get smaller: so each thread asks few
+/// times, and one that is slow, or late, leaves what it does not get at to the others: they end within a unit of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pieces {
+    span: Span,
+    /// The line that the first piece begins at.
+    from: usize,
+    /// Lines.
     unit: usize,
     units: usize,
     threads: usize,
@@ -46,45 +163,39 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// For so many threads, fewer if there is not a unit for each.
-    pub(super) fn new(addr: usize, len: usize, threads: usize, direction: CopyDirection) -> Self {
-        // Asking for a piece is a locked instruction, which waits until this core's stores have left it: a write has few and
-        // large ones.
-        let (unit, first) = match direction {
-            CopyDirection::HostToDevice => ((len / (16 * threads)).next_multiple_of(WRITE_BYTES).max(WRITE_BYTES), 7),
-            CopyDirection::DeviceToHost => (GRANULE_BYTES, 6),
-        };
-        let skew = addr % LINE_BYTES;
-        let units = if len == 0 { 0 } else { (skew + len).div_ceil(unit) };
+    /// All of a copy, in large pieces first, for so many threads, fewer if there is not a unit for each.
+    pub(super) fn whole(span: Span, threads: usize, direction: CopyDirection) -> Self {
+        Self::new(span, 0, threads, direction, Some(most_of_it(direction)))
+    }
+
+    /// What shares leave from line `from` on.
+    pub(super) fn rest(span: Span, from: usize, threads: usize, direction: CopyDirection) -> Self {
+        Self::new(span, from, threads, direction, None)
+    }
+
+    fn new(span: Span, from: usize, threads: usize, direction: CopyDirection, first: Option<usize>) -> Self {
+        let unit = unit(span.len, threads, direction) / LINE_BYTES;
+        let units = (span.lines() - from).div_ceil(unit);
         let threads = threads.clamp(1, units.max(1));
         let mut left = units;
         let mut rounds = [1; ROUNDS];
         for (n, round) in rounds.iter_mut().enumerate().take(ROUNDS - 1) {
-            let share = if n == 0 { left * first / 8 } else { left / 2 } / threads;
+            let share = first.filter(|_| n == 0).map_or(left / 2, |eighths| left * eighths / ALL) / threads;
             *round = share.max(1);
             left = left.saturating_sub(*round * threads);
         }
         // The last round has all the rest, in pieces that get no smaller: a few hundred of them for the largest copies.
         rounds[ROUNDS - 1] = (left / (8 * threads)).max(1);
-        if units <= FEW * threads {
+        if first.is_some() && units <= FEW * threads {
             // Too short to make up for asking more than once.
             rounds[0] = units.div_ceil(threads);
         }
-        Self { skew, len, unit, units, threads, rounds }
+        Self { span, from, unit, units, threads, rounds }
     }
 
     /// Whether there is one piece for each thread and no more.
     pub(super) fn are_shares(self) -> bool {
         self.rounds[0] * self.threads >= self.units
-    }
-
-    /// The most threads that a copy of this size has something for.
-    pub(super) fn most_threads(addr: usize, len: usize, direction: CopyDirection) -> usize {
-        match direction {
-            // A unit each, at least.
-            CopyDirection::HostToDevice => len / WRITE_BYTES,
-            CopyDirection::DeviceToHost => (addr % LINE_BYTES + len).div_ceil(GRANULE_BYTES),
-        }
     }
 
     /// The bytes of piece `n`, as offsets from the start of the range; `None` behind the last.
@@ -95,8 +206,9 @@ impl Pieces {
         for (round, &each) in self.rounds.iter().enumerate() {
             if n < self.threads || round == ROUNDS - 1 {
                 start += n.saturating_mul(each);
-                let byte = |unit: usize| (unit * self.unit).saturating_sub(self.skew).min(self.len);
-                return (start < self.units).then(|| byte(start)..byte((start + each).min(self.units)));
+                let line = |unit: usize| self.from + unit * self.unit;
+                let lines = || line(start)..line((start + each).min(self.units));
+                return (start < self.units).then(|| self.span.bytes(lines()));
             }
             n -= self.threads;
             start += self.threads * each;
@@ -109,27 +221,58 @@ impl Pieces {
 mod tests {
     use super::*;
 
-    fn all(pieces: Pieces) -> Vec<Range<usize>> {
+    type Ranges = Vec<Range<usize>>;
+
+    const BOTH: [CopyDirection; 2] = [CopyDirection::HostToDevice, CopyDirection::DeviceToHost];
+
+    fn all(pieces: Pieces) -> Ranges {
         (0..).map_while(|n| pieces.range(n)).collect()
     }
 
+    /// The shares of all threads, and the pieces behind them.
+    fn shared(
+        span: Span,
+        threads: usize,
+        direction: CopyDirection,
+        eighths: Option<usize>,
+    ) -> Option<(Ranges, Ranges)> {
+        let shares = Shares::new(span, threads, direction, eighths)?;
+        let rest = shares.rest(span, threads).map(|from| all(Pieces::rest(span, from, threads, direction)));
+        Some(((0..threads).map(|n| shares.range(span, n)).collect(), rest.unwrap_or_default()))
+    }
+
+    #[track_caller]
+    fn assert_once(span: Span, ranges: &[Range<usize>], what: &str) {
+        let mut next = 0;
+        for range in ranges {
+            assert_eq!(range.start, next, "{span:?} {what} {ranges:?}");
+            assert!(!range.is_empty(), "{span:?} {what} {ranges:?}");
+            assert!(next == 0 || (span.skew + next).is_multiple_of(LINE_BYTES), "{span:?} {what} {ranges:?}");
+            next = range.end;
+        }
+        assert_eq!(next, span.len, "{span:?} {what}");
+    }
+
     #[test]
-    fn pieces_cover_the_range_and_meet_on_lines() {
+    fn every_byte_is_in_one_piece_and_they_meet_on_lines() {
         let lens = (0..300).chain((300..9000).step_by(61)).chain([65_536, 1 << 20, 3 << 20]);
         for len in lens {
             for skew in (0..64).step_by(7).chain([63]) {
-                for threads in [1, 2, 3, 7, 8, 17] {
-                    for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
-                        let pieces = Pieces::new(4096 + skew, len, threads, direction);
-                        let mut next = 0;
-                        for range in all(pieces) {
-                            assert_eq!(range.start, next, "{pieces:?}");
-                            assert!(!range.is_empty(), "{pieces:?} {range:?}");
-                            assert!(next == 0 || (skew + next).is_multiple_of(LINE_BYTES), "{pieces:?} {range:?}");
-                            next = range.end;
-                        }
-                        assert_eq!(next, len, "{pieces:?}");
+                let span = Span::new(4096 + skew, len);
+                for threads in [1, 2, 3, 7, 8, 12, 17, 64] {
+                    for direction in BOTH {
+                        let pieces = Pieces::whole(span, threads, direction);
+                        assert_once(span, &all(pieces), "pieces");
                         assert_eq!(pieces.range(u32::MAX), None);
+                        for eighths in [None, Some(0), Some(1), Some(4), Some(6), Some(7), Some(8)] {
+                            let Some((shares, rest)) = shared(span, threads, direction, eighths) else {
+                                // Granules are shared out where not all of it is.
+                                let fewest = threads * if eighths == Some(8) { 1 } else { 8 * GRANULE_LINES };
+                                assert!(span.lines() < fewest || eighths == Some(0), "{span:?} {threads} {eighths:?}");
+                                continue;
+                            };
+                            assert_once(span, &[shares, rest].concat(), "shares and rest");
+                        }
                     }
                 }
             }
@@ -137,22 +280,68 @@ mod tests {
     }
 
     #[test]
-    fn large_pieces_come_first_and_there_are_few() {
-        let sizes = |len, threads| {
-            all(Pieces::new(0, len, threads, CopyDirection::DeviceToHost))
-                .into_iter()
-                .map(|range| range.len() >> 10)
-                .collect::<Vec<_>>()
+    fn whoever_has_a_unit_each_has_a_share_each() {
+        for len in (1025..20_000).chain((20_000..9_000_000).step_by(4999)) {
+            for skew in [0, 1, 63] {
+                let span = Span::new(skew, len);
+                for direction in BOTH {
+                    for threads in 2..=64.min(most_threads(skew, len, direction)) {
+                        let (shares, rest) = shared(span, threads, direction, None).expect("enough for all");
+                        assert_eq!(shares.len(), threads, "{span:?}");
+                        if rest.is_empty() {
+                            // Even to a line, and what the ends are short of theirs.
+                            let longest = shares.iter().map(Range::len).max();
+                            let shortest = shares[1..threads - 1].iter().map(Range::len).min();
+                            assert!(
+                                shortest.is_none_or(|len| len + LINE_BYTES >= longest.unwrap()),
+                                "{span:?} {threads}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn kib(ranges: &[Range<usize>]) -> Vec<usize> {
+        ranges.iter().map(|range| range.len() >> 10).collect()
+    }
+
+    #[test]
+    fn short_copies_are_even_and_others_leave_a_rest() {
+        let read = |len, threads, eighths| {
+            let (shares, rest) = shared(Span::new(0, len), threads, CopyDirection::DeviceToHost, eighths).unwrap();
+            (kib(&shares), kib(&rest))
         };
+        assert_eq!(read(16 << 10, 4, None), (vec![4; 4], vec![]));
+        assert_eq!(read(64 << 10, 8, None), (vec![7; 8], vec![1; 8]));
+        assert_eq!(read(64 << 10, 8, Some(6)), (vec![6; 8], vec![1; 16]));
+        assert_eq!(read(64 << 10, 8, Some(8)), (vec![8; 8], vec![]));
+        assert_eq!(read(256 << 10, 8, None), (vec![24; 8], [[4; 8], [2; 8], [1; 8], [1; 8]].concat()));
+        // 1024 lines by 12.
+        let twelve = shared(Span::new(0, 64 << 10), 12, CopyDirection::DeviceToHost, Some(8)).unwrap().0;
+        let lines: Vec<usize> = twelve.iter().map(|range| range.len() / LINE_BYTES).collect();
+        assert_eq!(lines, [[86; 4].as_slice(), &[85; 8]].concat());
+        // A start within a line makes no other shape of it.
+        assert!(shared(Span::new(13, 16 << 10), 4, CopyDirection::DeviceToHost, None).unwrap().1.is_empty());
+        let write = shared(Span::new(0, 1 << 20), 2, CopyDirection::HostToDevice, None).unwrap();
+        assert_eq!((kib(&write.0), kib(&write.1)), (vec![448; 2], vec![32; 4]));
+    }
+
+    #[test]
+    fn large_pieces_come_first_and_there_are_few() {
+        let sizes = |len, threads| kib(&all(Pieces::whole(Span::new(0, len), threads, CopyDirection::DeviceToHost)));
         assert_eq!(sizes(64 << 10, 8), [[6; 8].as_slice(), &[1; 16]].concat());
         assert_eq!(sizes(16 << 10, 4), [4; 4]);
         assert_eq!(sizes(256 << 10, 8), [[24; 8].as_slice(), &[4; 8], &[2; 8], &[1; 16]].concat());
         assert_eq!(sizes(2 << 10, 8), [1, 1]);
         assert_eq!(sizes(33 << 10, 8), [[3; 8].as_slice(), &[1; 9]].concat());
         assert!(sizes(0, 8).is_empty());
-        let write = |len, threads| all(Pieces::new(0, len, threads, CopyDirection::HostToDevice)).len();
+        let write = |len, threads| all(Pieces::whole(Span::new(0, len), threads, CopyDirection::HostToDevice)).len();
         assert_eq!((write(1 << 20, 2), write(64 << 20, 4)), (6, 12));
-        let count = all(Pieces::new(0, 64 << 20, 8, CopyDirection::DeviceToHost)).len();
+        let count = all(Pieces::whole(Span::new(0, 64 << 20), 8, CopyDirection::DeviceToHost)).len();
         assert!(count < 150, "{count}");
+        let (_, rest) = shared(Span::new(0, 64 << 20), 8, CopyDirection::DeviceToHost, None).unwrap();
+        assert!(rest.len() < 150, "{}", rest.len());
     }
 }

@@ -1,22 +1,28 @@
 //! The workers, and how work gets to them.
 //!
-//! A copy is cut into pieces, large ones first, and whoever is free takes the next. The caller writes what is to be done
-//! into one line that all workers look at, and takes pieces itself. When none are left it closes the copy and waits for
-//! those who are still at one. So nobody waits for a worker that is asleep, or that the system has put aside: only for one
-//! that is at work. It also means that a wake-up which comes too late, or is lost, costs time and nothing else, and that a
-//! core which is slow for a while, as a hyperthread beside a busy one is, gets less to do.
+//! The caller writes what is to be done into one line that all workers look at. Where all of those that are to take part are
+//! awake, each has a share of its own, which nobody asks for: a counter that all cores write to would hand itself around
+//! among them one by one before the last can begin. What the shares leave is taken in pieces by whoever is free, so a core
+//! that is slow for a while, as a hyperthread beside a busy one is, gets less to do. Where some sleep all is such pieces.
+//!
+//! A worker that comes puts the number of the copy into its own line by compare-and-swap, and so does the caller for those
+//! that have not come when all else is done: whoever is first has the share. So nobody waits for a worker that is asleep, or
+//! that the system has put aside: only for one that is at work. It also means that a wake-up which comes too late, or is
+//! lost, costs time and nothing else.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::super::Routine;
 use super::super::fence;
-use super::pieces::Pieces;
+use super::pieces::{Pieces, Shares, Span};
 use crate::policy::CopyDirection;
+use crate::sys::num::{u64_of, usize_of};
 
 /// A copy. The pointers are the caller's, who waits until it is done.
 #[derive(Clone, Copy)]
@@ -25,48 +31,88 @@ pub(super) struct Job {
     pub(super) device: *mut u8,
     pub(super) host: *mut u8,
     pub(super) len: usize,
-    /// For how many threads it is cut up.
-    pub(super) shares: usize,
+    /// What each thread has for itself, the caller the first; only where all of them are awake.
+    pub(super) shares: Option<Shares>,
+    /// For how many threads it is cut up, the caller among them.
+    pub(super) threads: u32,
     pub(super) direction: CopyDirection,
     /// Those whom it is cut up for are all awake.
     pub(super) is_prompt: bool,
 }
 
 impl Job {
-    /// Takes pieces until none are left; where there is one for each thread, and all are there, a worker (`is_helper`) takes
-    /// no second.
+    /// The part of thread `n`, the caller being 0, and then pieces of what is left until there are none.
     ///
     /// # Safety
     ///
     /// The routine is available; the device bytes, and the whole lines around them, are mapped; the host bytes are
-    /// readable, for a load writable and no other thread's; and all of that until this returns.
-    unsafe fn run(&self, next: &AtomicU32, is_helper: bool) {
-        let pieces = Pieces::new(self.device.addr(), self.len, self.shares, self.direction);
-        // What the pieces hold is ordered by the opening and the closing of the copy.
-        while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
-            let (device, host) = (self.device.wrapping_add(range.start), self.host.wrapping_add(range.start));
-            match self.direction {
-                CopyDirection::HostToDevice => {
-                    // SAFETY: a piece of the range that the caller vouches for.
-                    let from = unsafe { std::slice::from_raw_parts(host, range.len()) };
-                    // SAFETY: as above.
-                    unsafe { self.routine.store(device, from) };
-                }
-                CopyDirection::DeviceToHost => {
-                    // SAFETY: as above; this thread alone took the piece, and pieces do not overlap.
-                    let to = unsafe { std::slice::from_raw_parts_mut(host, range.len()) };
-                    // SAFETY: as above.
-                    unsafe { self.routine.load(to, device) };
-                }
+    /// readable, for a load writable and no other thread's; and all of that until this returns. No other thread is `n`.
+    #[inline]
+    unsafe fn run(&self, n: usize, next: &AtomicU32) {
+        let threads = usize_of(u64::from(self.threads));
+        let span = Span::new(self.device.addr(), self.len);
+        let pieces = match self.shares {
+            Some(shares) => {
+                // SAFETY: the caller's duty, and shares do not overlap.
+                unsafe { self.copy(shares.range(span, n)) };
+                let Some(line) = shares.rest(span, threads) else { return };
+                Pieces::rest(span, line, threads, self.direction)
             }
-            // What a worker that comes too late does not take, the caller does.
-            if is_helper && self.is_prompt && pieces.are_shares() {
+            None => Pieces::whole(span, threads, self.direction),
+        };
+        // Where there is one for each thread, and all are there, a worker takes no second.
+        let is_once = n > 0 && self.is_prompt && self.shares.is_none() && pieces.are_shares();
+        // What the pieces hold is ordered by the opening and the end of the copy.
+        while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
+            let is_last = range.end == self.len;
+            // SAFETY: the caller's duty; this thread alone took the piece, and pieces do not overlap.
+            unsafe { self.copy(range) };
+            if is_last || is_once {
                 return;
             }
         }
     }
 
-    /// What makes this core's pieces part of the copy when it says that they are done.
+    /// The share that another thread did not come for.
+    ///
+    /// # Safety
+    ///
+    /// As for [`run`](Self::run).
+    #[cold]
+    unsafe fn stand_in(&self, n: usize) {
+        if let Some(shares) = self.shares {
+            let span = Span::new(self.device.addr(), self.len);
+            // SAFETY: the caller's duty, and shares do not overlap.
+            unsafe { self.copy(shares.range(span, n)) };
+        }
+    }
+
+    /// Copies a part.
+    ///
+    /// # Safety
+    ///
+    /// As for [`run`](Self::run); no other thread copies these bytes.
+    #[inline]
+    unsafe fn copy(&self, range: Range<usize>) {
+        let (device, host) = (self.device.wrapping_add(range.start), self.host.wrapping_add(range.start));
+        match self.direction {
+            CopyDirection::HostToDevice => {
+                // SAFETY: a part of the range that the caller vouches for.
+                let from = unsafe { std::slice::from_raw_parts(host, range.len()) };
+                // SAFETY: as above.
+                unsafe { self.routine.store(device, from) };
+            }
+            CopyDirection::DeviceToHost => {
+                // SAFETY: as above; these bytes are this thread's alone.
+                let to = unsafe { std::slice::from_raw_parts_mut(host, range.len()) };
+                // SAFETY: as above.
+                unsafe { self.routine.load(to, device) };
+            }
+        }
+    }
+
+    /// What makes this core's part a part of the copy when it says that it is done.
+    #[inline]
     fn fence(&self) {
         match self.direction {
             // What the caller writes then is seen after these bytes.
@@ -80,22 +126,49 @@ impl Job {
 /// them all.
 #[repr(C, align(128))]
 struct Board {
-    /// The number of the copy: odd while it is open.
-    number: AtomicU32,
-    /// How many workers may take part.
-    hands: AtomicU32,
-    /// Written by the caller while no copy is open and no worker at one; read by workers that are [at](Worker::at) it.
+    /// The number of the copy, from 1 on, and in the low bits how many workers may take part.
+    call: AtomicU64,
+    /// Written by the caller while no worker is at a copy; read by workers that are.
     job: UnsafeCell<Option<Job>>,
+}
+
+/// Bits of a call that say how many may take part.
+const HANDS: u32 = 8;
+
+/// A copy that workers are called to.
+#[derive(Clone, Copy)]
+struct Call {
+    number: u64,
+    hands: usize,
+}
+
+impl Call {
+    #[inline]
+    fn word(self) -> u64 {
+        self.number << HANDS | u64_of(self.hands)
+    }
+
+    #[inline]
+    fn of(word: u64) -> Self {
+        Self { number: word >> HANDS, hands: usize_of(word & ((1 << HANDS) - 1)) }
+    }
 }
 
 /// The next piece. In a line of its own, for everybody writes it.
 #[repr(align(128))]
 struct Counter(AtomicU32);
 
+/// The number of a copy in a line of its own.
 #[repr(align(128))]
+struct Number(AtomicU64);
+
 struct Worker {
-    /// The copy that it is at; 0 for none.
-    at: AtomicU32,
+    /// The last copy of which it is settled whether the worker takes part. The worker writes it, and the caller for one
+    /// that does not come. The caller looks here only once it has waited in vain: so the line stays where the worker is,
+    /// which then gets to work without waiting for any other core.
+    taken: Number,
+    /// The last copy in which nothing is to be waited for.
+    done: Number,
     bed: Bed,
 }
 
@@ -114,6 +187,7 @@ const WAKING: u32 = 2;
 
 /// The most workers there can be.
 pub(super) const MAX_WORKERS: usize = 63;
+const _: () = assert!(MAX_WORKERS < 1 << HANDS);
 
 /// What the caller and the workers share.
 pub(super) struct Pool {
@@ -126,8 +200,8 @@ pub(super) struct Pool {
 
 const _: () = assert!(std::mem::offset_of!(Board, job) + size_of::<Option<Job>>() <= 64);
 
-// SAFETY: a job is written by one thread while no copy is open and nobody at one, and read by workers that the closing of
-// the copy waits for; the pointers in it stay valid until then.
+// SAFETY: a job is written by one thread while nobody is at a copy, and read by workers that the caller waits for; the
+// pointers in it stay valid until then.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -138,14 +212,18 @@ const LOOKS: usize = 16;
 /// How many others a woken worker wakes.
 const WAKES: usize = 2;
 
+/// Looks for the ends of shares before those that nobody came for are looked for: two to three round trips of the bus, which
+/// is more than workers that spin are late by.
+const PATIENCE: u32 = 64;
+
 impl Pool {
     pub(super) fn new(workers: usize, spin: Duration) -> Self {
-        let worker =
-            || Worker { at: AtomicU32::new(0), bed: Bed { state: AtomicU32::new(AWAKE), thread: OnceLock::new() } };
+        let number = || Number(AtomicU64::new(0));
+        let bed = || Bed { state: AtomicU32::new(AWAKE), thread: OnceLock::new() };
         Self {
-            board: Board { number: AtomicU32::new(0), hands: AtomicU32::new(0), job: UnsafeCell::new(None) },
+            board: Board { call: AtomicU64::new(0), job: UnsafeCell::new(None) },
             next: Counter(AtomicU32::new(0)),
-            workers: (0..workers).map(|_| worker()).collect(),
+            workers: (0..workers).map(|_| Worker { taken: number(), done: number(), bed: bed() }).collect(),
             spin,
             stop: AtomicBool::new(false),
         }
@@ -172,22 +250,36 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// No other thread is in here. The duties of [`Job::run`] hold until this returns.
+    /// No other thread is in here. The duties of [`Job::run`] hold until this returns. Shares are for these workers.
     #[inline]
     pub(super) unsafe fn run(&self, job: Job, hands: usize, wakes: bool) {
-        let number = self.board.number.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: no copy is open and no worker at one, and no other thread is in here.
+        let hands = hands.min(self.workers.len());
+        let call = Call { number: self.call().number + 1, hands };
+        // SAFETY: no worker is at a copy, and no other thread is in here.
         unsafe { *self.board.job.get() = Some(job) };
-        self.board.hands.store(u32::try_from(hands).unwrap_or(u32::MAX), Ordering::Relaxed);
-        self.board.number.store(number, Ordering::Release);
-        // Closed also where a fault of this thread is made a panic on its way through here.
-        let open = Open { pool: self, number, hands };
+        self.board.call.store(call.word(), Ordering::Release);
+        // Waited for also where a fault of this thread is made a panic on its way through here.
+        let open = Open { pool: self, call };
         if wakes {
             self.wake_one(hands);
         }
         // SAFETY: the caller's duty.
-        unsafe { job.run(&self.next.0, false) };
+        unsafe { job.run(0, &self.next.0) };
+        if job.shares.is_some() {
+            let mut patience = PATIENCE;
+            for (n, worker) in open.workers().iter().enumerate() {
+                if open.did_not_come(worker, &mut patience) {
+                    // SAFETY: the caller's duty, and it is settled that the worker does not take part.
+                    unsafe { job.stand_in(n + 1) };
+                }
+            }
+        }
         drop(open);
+    }
+
+    #[inline]
+    fn call(&self) -> Call {
+        Call::of(self.board.call.load(Ordering::Acquire))
     }
 
     /// Wakes the first sleeper of the first `hands`. It wakes the others in turn.
@@ -203,45 +295,51 @@ impl Pool {
         self.workers.iter().for_each(|worker| worker.bed.wake());
     }
 
-    /// The number of the copy that worker `n` may take part in and has not seen yet.
+    /// The number of the copy that worker `n` may take part in, if it is another than the last one settled.
     #[inline]
-    fn offer(&self, n: usize, seen: u32) -> Option<u32> {
-        let number = self.board.number.load(Ordering::Acquire);
-        let hands = usize::try_from(self.board.hands.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-        (number % 2 == 1 && number != seen && n < hands).then_some(number)
+    fn offer(&self, n: usize, settled: u64) -> Option<u64> {
+        let Call { number, hands } = self.call();
+        (number != settled && n < hands).then_some(number)
     }
 
     /// The life of worker `n`.
     pub(super) fn work(&self, n: usize) {
-        let Worker { at, bed } = &self.workers[n];
-        let mut seen = 0;
+        let Worker { taken, done, bed } = &self.workers[n];
+        let mut settled = 0;
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            if let Some(number) = self.offer(n, seen) {
-                seen = number;
-                at.store(number, Ordering::Relaxed);
-                // Between the two: either the caller, who closes the copy and looks here, sees this worker at it, or this
-                // worker sees that it is closed. And nothing that this core fetched before may answer a load of the copy.
-                fence::full();
-                if self.board.number.load(Ordering::Acquire) == number {
-                    // SAFETY: the copy was open when this worker was at it already, so the caller waits.
-                    if let Some(job) = unsafe { *self.board.job.get() } {
-                        // SAFETY: as above.
-                        unsafe { job.run(&self.next.0, true) };
-                        job.fence();
+            if let Some(number) = self.offer(n, settled) {
+                match taken.0.compare_exchange(settled, number, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        settled = number;
+                        // Nothing that this core fetched before may answer a load of the copy.
+                        fence::full();
+                        // SAFETY: this worker was first to settle this copy, so the caller waits for it.
+                        if let Some(job) = unsafe { *self.board.job.get() } {
+                            // SAFETY: as above, and this is worker `n`.
+                            unsafe { job.run(n + 1, &self.next.0) };
+                            job.fence();
+                        }
+                        done.0.store(number, Ordering::Release);
                     }
+                    // The caller did not wait.
+                    Err(other) => settled = other,
                 }
-                at.store(0, Ordering::Release);
                 last = Instant::now();
             }
-            for _ in 0..LOOKS {
-                if self.offer(n, seen).is_some() {
-                    break;
+            let is_called = || {
+                let is_called = self.offer(n, settled).is_some();
+                if !is_called {
+                    spin_loop();
                 }
-                spin_loop();
+                is_called
+            };
+            // A call is answered without a look at the clock.
+            if (0..LOOKS).any(|_| is_called()) {
+                continue;
             }
-            if last.elapsed() >= self.spin && self.offer(n, seen).is_none() {
-                self.sleep(n, seen, bed);
+            if last.elapsed() >= self.spin && self.offer(n, settled).is_none() {
+                self.sleep(n, settled, bed);
                 last = Instant::now();
             }
         }
@@ -249,14 +347,14 @@ impl Pool {
 
     /// Sleeps until woken.
     #[cold]
-    fn sleep(&self, n: usize, seen: u32, bed: &Bed) {
+    fn sleep(&self, n: usize, settled: u64, bed: &Bed) {
         bed.state.store(ASLEEP, Ordering::SeqCst);
-        while bed.is(ASLEEP) && self.offer(n, seen).is_none() && !self.stop.load(Ordering::SeqCst) {
+        while bed.is(ASLEEP) && self.offer(n, settled).is_none() && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }
         bed.state.store(AWAKE, Ordering::Relaxed);
-        let waiting =
-            self.workers.iter().enumerate().filter(|(n, other)| other.bed.is(ASLEEP) && self.offer(*n, 0).is_some());
+        let is_late = |n, other: &Worker| self.offer(n, other.taken.0.load(Ordering::Relaxed)).is_some();
+        let waiting = self.workers.iter().enumerate().filter(|(n, other)| other.bed.is(ASLEEP) && is_late(*n, other));
         waiting.take(WAKES).for_each(|(_, other)| other.bed.wake());
     }
 
@@ -269,20 +367,51 @@ impl Pool {
 /// A copy that workers take part in.
 struct Open<'a> {
     pool: &'a Pool,
-    number: u32,
-    hands: usize,
+    call: Call,
+}
+
+impl Open<'_> {
+    #[inline]
+    fn workers(&self) -> &[Worker] {
+        &self.pool.workers[..self.call.hands]
+    }
+
+    /// Looks whether a worker is done, as often as there is patience, and then settles that it does not take part, unless it
+    /// does.
+    #[inline]
+    fn did_not_come(&self, worker: &Worker, patience: &mut u32) -> bool {
+        while worker.done.0.load(Ordering::Acquire) != self.call.number {
+            if *patience == 0 {
+                return self.shuts_out(worker);
+            }
+            *patience -= 1;
+            spin_loop();
+        }
+        false
+    }
+
+    #[cold]
+    fn shuts_out(&self, worker: &Worker) -> bool {
+        let Call { number, .. } = self.call;
+        let last = worker.taken.0.load(Ordering::Relaxed);
+        // Nobody but the worker and this thread writes there, and either writes the number of this copy now.
+        let is_out = last != number
+            && worker.taken.0.compare_exchange(last, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if is_out {
+            worker.done.0.store(number, Ordering::Relaxed);
+        }
+        is_out
+    }
 }
 
 impl Drop for Open<'_> {
-    /// Closes the copy, and waits for those who are at it.
+    /// Waits for those who are at it, and shuts the others out.
     #[inline]
     fn drop(&mut self) {
-        let closed = self.number.wrapping_add(1);
-        self.pool.board.number.store(closed, Ordering::Relaxed);
-        // See `work`.
-        fence::full();
-        for worker in self.pool.workers.iter().take(self.hands) {
-            while worker.at.load(Ordering::Acquire) == self.number {
+        for worker in self.workers() {
+            let mut patience = 0;
+            while worker.done.0.load(Ordering::Acquire) != self.call.number && !self.did_not_come(worker, &mut patience)
+            {
                 spin_loop();
             }
         }
@@ -305,5 +434,87 @@ impl Bed {
         {
             thread.unpark();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::preferred;
+    use super::*;
+
+    const BYTES: usize = 40_000;
+
+    /// One copy by the calling thread and three workers, whoever comes of them; from a start within a line.
+    #[track_caller]
+    fn copy(pool: &Pool, direction: CopyDirection, eighths: Option<usize>, wakes: bool, seed: u8) {
+        let pattern = |seed: u8| (0..BYTES).map(|n| u8::try_from(n % 251).unwrap() ^ seed).collect::<Vec<_>>();
+        let (mut device, mut host) = (vec![0; BYTES + 256], vec![0; BYTES]);
+        // Whole lines around what is copied.
+        let start = device.as_ptr().addr().next_multiple_of(64) - device.as_ptr().addr() + 13;
+        match direction {
+            CopyDirection::HostToDevice => host = pattern(seed),
+            CopyDirection::DeviceToHost => device[start..start + BYTES].copy_from_slice(&pattern(seed)),
+        }
+        let at = device.as_mut_ptr().wrapping_add(start);
+        let shares = Shares::new(Span::new(at.addr(), BYTES), 4, direction, eighths);
+        let (routine, host_at) = (preferred(), host.as_mut_ptr());
+        let job =
+            Job { routine, device: at, host: host_at, len: BYTES, shares, threads: 4, direction, is_prompt: true };
+        // SAFETY: one copy at a time; both vectors outlive it, and nothing else touches them meanwhile.
+        unsafe { pool.run(job, 3, wakes) };
+        assert!(host == pattern(seed), "{direction:?} {eighths:?}");
+        assert!(device[start..start + BYTES] == host, "{direction:?} {eighths:?}");
+        assert!(device[..start].iter().chain(&device[start + BYTES..]).all(|&byte| byte == 0), "{direction:?}");
+    }
+
+    fn copies(pool: &Pool, seed: u8) {
+        for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
+            for eighths in [None, Some(0), Some(4), Some(7), Some(8)] {
+                copy(pool, direction, eighths, false, seed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_caller_does_what_nobody_comes_for() {
+        // No thread has been started: as if the system had put them all aside.
+        let pool = Pool::new(3, Duration::from_secs(1));
+        assert_eq!(pool.awake_of(3), 3, "taken to be awake");
+        copies(&pool, 0x5a);
+        let number = pool.call().number;
+        assert_eq!(number, 10);
+        for worker in &pool.workers {
+            assert_eq!(
+                (worker.taken.0.load(Ordering::Relaxed), worker.done.0.load(Ordering::Relaxed)),
+                (number, number)
+            );
+        }
+    }
+
+    #[test]
+    fn who_comes_late_takes_part_in_the_next_copy() {
+        let pool = Pool::new(3, Duration::from_micros(20));
+        copies(&pool, 1);
+        thread::scope(|scope| {
+            // Two of three: the last never comes.
+            let threads = [0, 1].map(|n| {
+                scope.spawn({
+                    let pool = &pool;
+                    move || pool.work(n)
+                })
+            });
+            threads.iter().enumerate().for_each(|(n, thread)| pool.hire(n, thread.thread()));
+            for round in 0..200 {
+                copies(&pool, round);
+                copy(&pool, CopyDirection::DeviceToHost, Some(0), true, round);
+                if round % 10 == 0 {
+                    thread::sleep(Duration::from_micros(200));
+                }
+            }
+            pool.stop();
+            threads.iter().for_each(|thread| thread.thread().unpark());
+        });
+        let taken = |n: usize| pool.workers[n].taken.0.load(Ordering::Relaxed);
+        assert_eq!([0, 1, 2].map(taken), [pool.call().number; 3], "all is settled");
     }
 }
