@@ -17,6 +17,7 @@ mod link;
 mod memory;
 mod options;
 mod push;
+mod reach;
 mod request;
 mod standin;
 mod wire;

@@ -30,6 +30,8 @@ pub enum Fault {
     Dies,
     /// It neither answers nor ends.
     Hangs,
+    /// It does nothing for so long, and then goes on.
+    Sleeps(Duration),
 }
 
 impl Default for AgentOptions {

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::engine::Engine;
 use super::link::{Link, prepare};
-use super::memory::{HostBuffer, HostMemory, Place};
+use super::memory::{self, HostBuffer, HostMemory, Place};
 use super::options::AgentOptions;
+use super::reach::Reach;
 use super::request::{Segment, SubmitError, Ticket};
 use super::standin::StandIn;
 use super::wire::{Control, LINE, MAX_BYTES, Order, index, low};
@@ -52,8 +53,11 @@ const SLOT: usize = CHUNK + 64;
 ///
 /// // Without a copy on the CPU's side: into memory that the GPU writes.
 /// let mut buffer = agent.host_buffer(1 << 20)?;
-/// agent.read_into(&mut buffer, &[Segment { range: 0, offset: 0, bytes: 1 << 20, at: 0 }])?;
+/// agent.read(0, 0, buffer.as_mut_slice())?;
 /// assert_eq!(&buffer.as_slice()[..8], b"computed");
+/// // The same in pieces, of which there may be any number.
+/// agent.read_into(&mut buffer, &[Segment { range: 0, offset: 12, bytes: 8, at: 0 }])?;
+/// assert_eq!(&buffer.as_slice()[..8], b"a kernel");
 /// # Ok::<(), gdrcopy::Error>(())
 /// ```
 ///
@@ -97,6 +101,8 @@ struct Parts<'a> {
     link: Link<'a>,
     bounce: HostMemory,
     buffers: Vec<Arc<HostMemory>>,
+    /// Those, and what was registered.
+    reach: Reach,
     ranges: Vec<Range<'a>>,
     _session: Session,
 }
@@ -223,7 +229,14 @@ impl<'a> PushAgent<'a> {
         let link = Link::start(engine, ring, control, &options)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
-            parts: ManuallyDrop::new(Parts { link, bounce, buffers: Vec::new(), ranges, _session: session.clone() }),
+            parts: ManuallyDrop::new(Parts {
+                link,
+                bounce,
+                buffers: Vec::new(),
+                reach: Reach::default(),
+                ranges,
+                _session: session.clone(),
+            }),
             packet_bytes: options.packet_bytes,
             place,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -231,21 +244,65 @@ impl<'a> PushAgent<'a> {
         })
     }
 
-    /// Page-locked, zeroed host memory that the agent can write.
+    /// Page-locked, zeroed host memory that the agent reads and writes directly.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for 0 bytes, `OutOfMemory`, `WrongProcess`.
     pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer> {
         self.owner.check("agent")?;
-        if bytes == 0 {
-            return Err(Error::new("agent", ErrorKind::InvalidArgument, "a host buffer of 0 bytes")
-                .remedy("ask for at least 1 byte"));
-        }
+        memory::some(bytes)?;
         let memory = Arc::new(HostMemory::new(self.place, bytes)?);
+        self.parts.reach.add(memory.ptr().addr(), bytes, memory.addr(), false);
         // Freed only when the kernel has ended, for freeing waits for it.
         self.parts.buffers.push(Arc::clone(&memory));
         Ok(HostBuffer::new(memory, self.id))
+    }
+
+    /// Lets [`read`](Self::read) and [`write`](Self::write) reach page-locked memory directly that is not the agent's: that
+    /// of `cuMemHostAlloc` (`cudaHostAlloc`, PyTorch's pinned tensors), or what `cuMemHostRegister` (`cudaHostRegister`)
+    /// page-locked. Any part of an allocation will do. CUDA is asked once, here, where the kernel finds it.
+    ///
+    /// With [`AgentOptions::cpu_stand_in`] any memory will do.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for memory that is not page-locked, or of which some is registered already or a
+    /// [host buffer](Self::host_buffer); `WrongProcess`, or what CUDA reports.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated and page-locked until it is [taken back](Self::unregister_host) or the agent has been
+    /// dropped. (Freeing page-locked memory waits for the kernel in any case.) After an error of a request with it that is
+    /// final, it is not touched before the agent has been dropped, for the kernel may still be at work on it.
+    pub unsafe fn register_host(&mut self, memory: *mut u8, bytes: usize) -> Result<()> {
+        self.owner.check("agent")?;
+        self.parts.reach.check(memory.addr(), bytes)?;
+        let addr = match self.place {
+            #[cfg(feature = "cuda")]
+            Place::Gpu(ordinal) => super::gpu::host_address(ordinal, memory, bytes)?,
+            Place::StandIn => u64_of(memory.expose_provenance()),
+        };
+        self.parts.reach.add(memory.addr(), bytes, addr, true);
+        Ok(())
+    }
+
+    /// Takes memory back that was [registered](Self::register_host), by its first byte. It may be freed then.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if none was registered that begins there, `WrongProcess`.
+    pub fn unregister_host(&mut self, memory: *const u8) -> Result<()> {
+        self.owner.check("agent")?;
+        self.parts.reach.remove(memory.addr())
+    }
+
+    /// Whether all of these bytes lie in one [host buffer](Self::host_buffer) of the agent's or in one piece of
+    /// [registered](Self::register_host) memory, so that they are read and written without a copy on the CPU's side.
+    #[inline]
+    #[must_use]
+    pub fn reaches(&self, host: &[u8]) -> bool {
+        self.parts.reach.find(host.as_ptr().addr(), host.len()).is_some()
     }
 
     /// The device address of `bytes` bytes from `offset` in a registered range.
@@ -260,13 +317,17 @@ impl<'a> PushAgent<'a> {
 
     /// Reads `to.len()` bytes from byte `offset` of registered range `range` into any memory.
     ///
-    /// Up to [`AgentOptions::packet_bytes`] come as packets with sequence numbers; more come through page-locked memory
-    /// inside the agent, from which they are copied while the rest is on its way. [`PushAgent::read_into`] saves that copy.
+    /// Up to [`AgentOptions::packet_bytes`] come as packets with sequence numbers. More are written by the kernel itself where
+    /// it [reaches](Self::reaches) the memory: a [host buffer](Self::host_buffer), or memory that was
+    /// [registered](Self::register_host). Otherwise they come through page-locked memory inside the agent, from which they
+    /// are copied while the rest is on its way.
     ///
     /// # Errors
     ///
     /// `OutOfBounds`, `WrongProcess`: nothing was read. `Busy` if the kernel neither answered nor started within
-    /// [`AgentOptions::deadline`], or what CUDA reports.
+    /// [`AgentOptions::deadline`], or what CUDA reports. Where the kernel was asked to write the memory itself, that is taken
+    /// back then, and the call waits, for another deadline at most, until it is not at work on it any more. (If it does not
+    /// stop, which a GPU that hangs would not, a host buffer is given up: its length is 0.)
     #[inline]
     pub fn read(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
         let source = self.device(range, offset, to.len())?;
@@ -274,12 +335,44 @@ impl<'a> PushAgent<'a> {
             return Ok(());
         }
         if to.len() > self.packet_bytes {
-            return self.read_chunks(source, to);
+            // The kernel's address stands for this slice from here on.
+            let host = to.as_mut_ptr().expose_provenance();
+            return match self.parts.reach.find(host, to.len()) {
+                Some(target) => self.carry(source, target, to.len(), host),
+                None => self.read_chunks(source, to),
+            };
         }
         let bytes = u32::try_from(to.len()).unwrap_or(u32::MAX);
         let link = &mut self.parts.link;
         let number = link.ring(Order::Send, source, 0, bytes)?;
         link.take_packets(number, to)
+    }
+
+    /// As [`PushAgent::read`], as if the kernel did not reach the memory.
+    pub(crate) fn read_by_bounce(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
+        let source = self.device(range, offset, to.len())?;
+        if to.len() > self.packet_bytes { self.read_chunks(source, to) } else { self.read(range, offset, to) }
+    }
+
+    /// Lets the kernel copy between two places that it reaches, one of them at `host` for the CPU, and waits.
+    #[inline]
+    fn carry(&mut self, source: u64, target: u64, bytes: usize, host: usize) -> Result<()> {
+        let link = &mut self.parts.link;
+        link.check()?;
+        let outcome = ring_for(link, source, target, bytes).and_then(|number| link.wait(number));
+        if outcome.is_err() {
+            self.withdraw(host);
+        }
+        outcome
+    }
+
+    /// After an error: sees to it that the kernel leaves the host memory alone, or gives that up.
+    #[cold]
+    fn withdraw(&mut self, host: usize) {
+        if !self.parts.link.retract() {
+            let is_in = |memory: &HostMemory| memory.ptr().addr() <= host && host - memory.ptr().addr() < memory.len();
+            self.parts.buffers.iter().filter(|memory| is_in(memory)).for_each(|memory| memory.abandon());
+        }
     }
 
     fn read_chunks(&mut self, source: u64, to: &mut [u8]) -> Result<()> {
@@ -308,14 +401,33 @@ impl<'a> PushAgent<'a> {
         Ok(())
     }
 
-    /// Writes `from` at byte `offset` of registered range `range`, from any memory: it is copied to page-locked memory inside
-    /// the agent, and fetched from there while the rest is copied. [`PushAgent::write_from`] saves that copy.
+    /// Writes `from` at byte `offset` of registered range `range`, from any memory. Where the kernel
+    /// [reaches](Self::reaches) it, it fetches the bytes itself. Otherwise they are copied to page-locked memory inside the
+    /// agent, and fetched from there while the rest is copied.
     ///
     /// # Errors
     ///
     /// As [`PushAgent::read`].
+    #[inline]
     pub fn write(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
         let target = self.device(range, offset, from.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        let host = from.as_ptr().expose_provenance();
+        match self.parts.reach.find(host, from.len()) {
+            Some(source) => self.carry(source, target, from.len(), host),
+            None => self.write_pieces(target, from),
+        }
+    }
+
+    /// As [`PushAgent::write`], as if the kernel did not reach the memory.
+    pub(crate) fn write_by_bounce(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
+        let target = self.device(range, offset, from.len())?;
+        self.write_pieces(target, from)
+    }
+
+    fn write_pieces(&mut self, target: u64, from: &[u8]) -> Result<()> {
         let parts = &mut *self.parts;
         let skip = index(low(target & 63));
         let mut numbers = [0; CHUNKS];
@@ -490,6 +602,22 @@ impl<'a> PushAgent<'a> {
         // SAFETY: the callers do not use the value after this.
         unsafe { ManuallyDrop::drop(&mut self.parts) };
         Ok(())
+    }
+}
+
+/// Rings for bytes between two places that the kernel reaches; the request with the number returned is answered after all.
+#[inline]
+fn ring_for(link: &mut Link<'_>, source: u64, target: u64, bytes: usize) -> Result<u32> {
+    let mut start = 0;
+    loop {
+        let left = bytes - start;
+        let (order, piece) = if left > MAX_BYTES { (Order::Copy, MAX_BYTES) } else { (Order::CopyAndAnswer, left) };
+        let (source, target) = (source + u64_of(start), target + u64_of(start));
+        let number = link.ring(order, source, target, u32::try_from(piece).unwrap_or(u32::MAX))?;
+        start += piece;
+        if start == bytes {
+            return Ok(number);
+        }
     }
 }
 

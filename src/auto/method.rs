@@ -75,7 +75,7 @@ impl AutoMethod {
         match method {
             CopyMethod::Routine(_) => Self::Bar1,
             CopyMethod::Parallel(_) => Self::Parallel,
-            CopyMethod::Agent => Self::Agent,
+            CopyMethod::Agent | CopyMethod::AgentPinned => Self::Agent,
             CopyMethod::CopyEngine | CopyMethod::CudaMemcpy | CopyMethod::CopyEnginePinned => Self::CopyEngine,
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use super::rival::PageLocked;
 use super::{Block, Budget, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, rouse};
-use crate::agent::{AgentOptions, PushAgent};
+use crate::agent::{AgentOptions, HostBuffer, PushAgent};
 use crate::backend::MappingType;
 use crate::buffer::DeviceBuffer;
 use crate::copy::{self, ParallelCopier, ParallelCopierBuilder, Routine, fence};
@@ -117,8 +117,11 @@ impl Calibration {
         #[cfg(feature = "cuda")]
         let locked = PageLocked::new(session, &buffer)?;
         let agent = self.agent.clone().map(|options| PushAgent::start(session, [&buffer], options.gpu(self.gpu)));
+        let mut agent = agent.transpose()?;
+        let reached = agent.as_mut().map(|agent| agent.host_buffer(self.largest)).transpose()?;
         let mut lab = Lab {
-            agent: agent.transpose()?,
+            agent,
+            reached,
             mapping: &mapping,
             buffer: &buffer,
             routines: CopyDirection::ALL.map(|direction| routines(&mapping, direction)),
@@ -177,6 +180,8 @@ fn routines(mapping: &Mapping<'_>, direction: CopyDirection) -> Vec<&'static Rou
 /// The ways there are between one device buffer and host memory.
 struct Lab<'a> {
     agent: Option<PushAgent<'a>>,
+    /// Of the agent's.
+    reached: Option<HostBuffer>,
     mapping: &'a Mapping<'a>,
     buffer: &'a DeviceBuffer,
     /// To the device and from it.
@@ -209,7 +214,9 @@ impl Subject for Lab<'_> {
         if super::are_shared(direction, bytes) {
             methods.extend(self.copiers.iter().map(|copier| CopyMethod::Parallel(copier.threads())));
         }
-        methods.extend(self.agent.is_some().then_some(CopyMethod::Agent));
+        if self.agent.is_some() {
+            methods.extend([CopyMethod::Agent, CopyMethod::AgentPinned]);
+        }
         methods.push(CopyMethod::CopyEngine);
         #[cfg(feature = "cuda")]
         if self.locked.is_some() {
@@ -239,9 +246,12 @@ impl Subject for Lab<'_> {
                 rest(copier);
                 taken
             }
-            CopyMethod::Agent => {
+            CopyMethod::Agent | CopyMethod::AgentPinned => {
                 let agent = self.agent.as_mut().ok_or_else(|| Self::missing(method))?;
-                let host = &mut self.host[..bytes];
+                let host = match &mut self.reached {
+                    Some(memory) if method == CopyMethod::AgentPinned => &mut memory.as_mut_slice()[..bytes],
+                    _ => &mut self.host[..bytes],
+                };
                 match direction {
                     CopyDirection::HostToDevice => block.time(|| agent.write(0, 0, host)),
                     CopyDirection::DeviceToHost => block.time(|| agent.read(0, 0, host)),

@@ -47,7 +47,8 @@
 //! |---|---|
 //! | `avx512`, .. | the row's routine on one core |
 //! | `parallel-N` | a [`ParallelCopier`](crate::ParallelCopier) of N threads |
-//! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory |
+//! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory, through page-locked memory of its own |
+//! | `agent_pinned` | the same with page-locked host memory that its kernel reaches directly |
 //! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: [`Mapping::flush`](crate::Mapping::flush), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
 //! | `copy_engine_pinned` | the same with page-locked host memory |
 //! | `cuda_memcpy_pinned` | a synchronous `cuMemcpy` with page-locked host memory, and nothing before it |
@@ -75,6 +76,7 @@ use std::path::Path;
 
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
+pub(crate) use choose::{Figures, last_of_lower};
 pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
@@ -147,6 +149,12 @@ impl Choice<'_> {
     #[must_use]
     pub fn candidates(&self) -> &[(CopyMethod, f64)] {
         &self.row.candidates
+    }
+
+    /// What was measured; `None` where nothing was.
+    pub(crate) fn figures(&self) -> Option<Figures<'_>> {
+        let measured = self.row.measured.filter(|_| !self.row.candidates.is_empty());
+        measured.map(|bytes| Figures { bytes, candidates: &self.row.candidates })
     }
 
     /// [`Policy::source`].
