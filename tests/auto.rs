@@ -317,7 +317,8 @@ fn memory_that_the_agent_reaches_has_its_own_method() {
     }
     let (used, is_reached, text) = method(&copier, &other);
     assert!(!is_reached && used == AutoMethod::Agent, "{text}");
-    let says = ": agent in place of agent_pinned, which is best with page-locked memory that the agent reaches (at 65536";
+    let says =
+        ": agent in place of agent_pinned, which is best with page-locked memory that the agent reaches (at 65536";
     assert!(text.contains(says), "{text}");
     assert!(copier.explain(CopyDirection::DeviceToHost, 65_536).is_reached(), "as the options say");
     let small = copier.explain_with(CopyDirection::HostToDevice, &own[..1000]);

@@ -109,7 +109,8 @@ mod tests {
         assert_eq!(reach.find(4999, 1), Some(9000 + 3999));
         assert_eq!(reach.find(5001, 999), Some(71));
         assert_eq!(reach.find(8000, 1), Some(500));
-        for (start, bytes) in [(999, 2), (999, 1), (4999, 2), (1000, 4001), (5999, 2), (6000, 1), (8000, 2), (8001, 1)] {
+        for (start, bytes) in [(999, 2), (999, 1), (4999, 2), (1000, 4001), (5999, 2), (6000, 1), (8000, 2), (8001, 1)]
+        {
             assert_eq!(reach.find(start, bytes), None, "{bytes} at {start}");
         }
         assert_eq!(reach.find(2000, usize::MAX), None);

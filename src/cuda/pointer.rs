@@ -117,12 +117,13 @@ pub(crate) fn of_page_locked(ordinal: usize, memory: *const u8, bytes: usize) ->
     let _entered = primary.enter()?;
     let at = |offset: usize| host_attributes(driver, memory.wrapping_add(offset));
     let (first, last) = (at(0)?, at(bytes.saturating_sub(1))?);
-    let is_locked = |found: &HostAttributes| {
-        found.memory_type == HOST && found.managed == 0 && found.device_pointer != 0
-    };
+    let is_locked =
+        |found: &HostAttributes| found.memory_type == HOST && found.managed == 0 && found.device_pointer != 0;
     match (is_locked(&first), is_locked(&last)) {
         (false, _) => refuse(format!("{bytes} bytes of host memory at {memory:p} are not page-locked by CUDA")),
-        (true, false) => refuse(format!("only the first part of {bytes} bytes of host memory at {memory:p} is page-locked")),
+        (true, false) => {
+            refuse(format!("only the first part of {bytes} bytes of host memory at {memory:p} is page-locked"))
+        }
         _ if first.buffer_id != last.buffer_id
             || last.device_pointer.wrapping_sub(first.device_pointer) != u64_of(bytes) - 1 =>
         {

@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn of_equals_the_plainer_comes_first() {
-        let plain_first = ["avx2", "parallel-2", "parallel-8", "agent", "agent_pinned", "copy_engine", "cuda_memcpy_pinned"];
+        let plain_first =
+            ["avx2", "parallel-2", "parallel-8", "agent", "agent_pinned", "copy_engine", "cuda_memcpy_pinned"];
         let ranks = plain_first.map(|name| name.parse::<CopyMethod>().unwrap().rank());
         assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
     }

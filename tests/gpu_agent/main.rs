@@ -21,6 +21,7 @@ mod hazards;
 mod latency;
 #[cfg(feature = "tools")]
 mod load;
+mod reached;
 mod resources;
 #[path = "../gpu/support.rs"]
 #[allow(dead_code, reason = "each test binary uses its own part of this")]
