@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::counting::{Counting, calls_during};
+use common::engine;
 use common::subject::{emulated, pattern};
 use gdrcopy::agent::{AgentOptions, Segment};
 use gdrcopy::auto::{AutoCopier, AutoMethod, AutoOptions};
@@ -288,6 +289,25 @@ fn the_agent_can_be_used_by_itself() {
     let mut host = agent.host_buffer(8192).unwrap();
     agent.read_into(&mut host, &[Segment { range: 0, offset: 100, bytes: 8000, at: 64 }]).unwrap();
     assert!(host.as_slice()[64..8064] == data[100..8100]);
+}
+
+/// On a GPU `gpu_soak` does the same.
+#[test]
+fn the_copy_engine_finds_what_was_written_before() {
+    let session = session();
+    let buffer = session.alloc(engine::BYTES).unwrap();
+    let policy = engine::everything_by_the_copy_engine();
+    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
+    let mut host = copier.host_buffer(engine::BYTES).unwrap();
+    for bytes in [0, 1, 4096] {
+        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
+    }
+    let rounds = 20_000;
+    let seen = engine::rounds(&mut copier, host.as_mut_slice(), rounds, false);
+    assert_eq!(seen, engine::Seen { rounds, ..engine::Seen::default() });
+    let late = engine::rounds(&mut copier, host.as_mut_slice(), 1000, true);
+    // One byte can be what it was by chance.
+    assert!(late.stale_reads > 900 && late.lost_writes == 1000, "{late:?}");
 }
 
 const REACHED: &str = "1025- measured=65536 routine=scalar best=agent_pinned | scalar=79000 agent=8100 agent_pinned=3900 \

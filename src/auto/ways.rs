@@ -66,8 +66,7 @@ impl Ways<'_, '_> {
             (AutoMethod::Parallel, Some(copier), _) => copier.read(&self.mapping, offset, to),
             (AutoMethod::Agent, _, Some(agent)) => agent.read(self.range, offset, to),
             (AutoMethod::CopyEngine, _, _) => {
-                // Writes are ordered for the GPU's kernels; its copy engine must find them arrived.
-                self.mapping.flush()?;
+                self.mapping.settle_for_copy_engine()?;
                 self.buffer.download(offset, to)
             }
             _ => self.mapping.read(offset, to),
@@ -81,7 +80,8 @@ impl Ways<'_, '_> {
             // nothing of that arrives after the kernel's own writes.
             (AutoMethod::Agent, _, Some(agent)) => agent.write(self.range, offset, from),
             (AutoMethod::CopyEngine, _, _) => {
-                self.mapping.flush()?;
+                // Nothing of what was written before arrives after the engine's own writes.
+                self.mapping.settle_for_copy_engine()?;
                 self.buffer.upload(offset, from)
             }
             _ => self.mapping.write(offset, from),

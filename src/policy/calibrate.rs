@@ -302,7 +302,7 @@ fn one_core(mapping: &Mapping<'_>, routine: &Routine, direction: CopyDirection, 
 
 /// Copies as an automatic copier does by the copy engine.
 fn copy_engine(mapping: &Mapping<'_>, buffer: &DeviceBuffer, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
-    mapping.flush()?;
+    mapping.settle_for_copy_engine()?;
     match direction {
         CopyDirection::HostToDevice => buffer.upload(0, host),
         CopyDirection::DeviceToHost => buffer.download(0, host),

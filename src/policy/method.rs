@@ -62,8 +62,8 @@ pub enum CopyMethod {
     /// [host buffer](crate::agent::PushAgent::host_buffer), or memory
     /// [registered](crate::agent::PushAgent::register_host) with it.
     AgentPinned,
-    /// The GPU's copy engine with ordinary host memory: [`Mapping::flush`](crate::Mapping::flush), then
-    /// [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), as an
+    /// The GPU's copy engine with ordinary host memory: an `SFENCE`, or a [flush](crate::Mapping::flush) where the GPU does not
+    /// [order writes](crate::Mapping::publish_is_ordered), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), as an
     /// [`AutoCopier`](crate::auto::AutoCopier) calls them.
     CopyEngine,
     /// A synchronous `cuMemcpy` from or to page-locked host memory, and nothing else.

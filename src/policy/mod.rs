@@ -49,7 +49,7 @@
 //! | `parallel-N` | a [`ParallelCopier`](crate::ParallelCopier) of N threads |
 //! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory, through page-locked memory of its own |
 //! | `agent_pinned` | the same with page-locked host memory that its kernel reaches directly |
-//! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: [`Mapping::flush`](crate::Mapping::flush), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
+//! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: an `SFENCE`, or a [flush](crate::Mapping::flush) where the GPU does not order writes, then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
 //! | `copy_engine_pinned` | the same with page-locked host memory |
 //! | `cuda_memcpy_pinned` | a synchronous `cuMemcpy` with page-locked host memory, and nothing before it |
 //!
