@@ -23,7 +23,7 @@ use crate::buffer::DeviceBuffer;
 use crate::copy::ParallelCopier;
 use crate::error::Result;
 use crate::mapping::Mapping;
-use crate::policy::{self, Budget, CopyDirection, MeasuredOn, Policy};
+use crate::policy::{self, CopyDirection, MeasuredOn, Policy};
 use crate::range::DeviceRange;
 use crate::session::Session;
 
@@ -128,9 +128,7 @@ impl<'a> AutoCopier<'a> {
         let host = Host::new(&mut ways, options.is_page_locked)?;
         let mut trial = Trial { ways, host };
 
-        let mut budget = Budget::new(options.time, 2 * sizes.len());
-        let mut cells = |direction| policy::cells(&mut trial, direction, &sizes, &mut budget, |_| ());
-        let tables = [cells(CopyDirection::HostToDevice)?, cells(CopyDirection::DeviceToHost)?];
+        let tables = policy::tables(&mut trial, &sizes, options.time, |_, _| ())?;
         let policy = Policy::measured(MeasuredOn::now(session, buffer.ordinal(), &mapping)?, tables)?;
 
         let Trial { ways: Ways { parallel, agent, .. }, .. } = trial;

@@ -9,7 +9,7 @@ use crate::buffer::DeviceBuffer;
 use crate::copy::ParallelCopier;
 use crate::error::Result;
 use crate::mapping::Mapping;
-use crate::policy::{Block, CopyDirection, CopyMethod, Subject, are_shared, rest, rouse};
+use crate::policy::{Block, CopyDirection, CopyMethod, Subject, are_shared, rest, warm_up};
 
 /// One buffer, and every way to it.
 pub(super) struct Ways<'a, 'b> {
@@ -142,25 +142,29 @@ impl Subject for Trial<'_, '_> {
         let Self { ways, host } = self;
         let host = host.bytes(bytes);
         let range = ways.range;
-        let taken = match (method, &mut ways.agent, direction) {
+        if let (CopyMethod::Agent | CopyMethod::AgentPinned, Some(agent)) = (method, &mut ways.agent) {
+            // So that the kernel is on the GPU.
+            agent.read(range, 0, &mut [0])?;
+        }
+        let taken = match (method, &mut ways.agent) {
             // As with memory that the kernel does not reach.
-            (CopyMethod::Agent, Some(agent), CopyDirection::HostToDevice) => {
-                block.time(|| agent.write_by_bounce(range, 0, host))
-            }
-            (CopyMethod::Agent, Some(agent), CopyDirection::DeviceToHost) => {
-                block.time(|| agent.read_by_bounce(range, 0, host))
-            }
+            (CopyMethod::Agent, Some(agent)) => block.time(|| match direction {
+                CopyDirection::HostToDevice => agent.write_by_bounce(range, 0, host),
+                CopyDirection::DeviceToHost => agent.read_by_bounce(range, 0, host),
+            }),
             _ => {
-                let method = AutoMethod::of(method);
-                let crew = |ways: &Ways<'_, '_>, ready: fn(&ParallelCopier)| {
-                    ways.parallel.as_ref().filter(|_| method == AutoMethod::Parallel).map(ready);
+                let way = AutoMethod::of(method);
+                let mut once = || match direction {
+                    CopyDirection::HostToDevice => ways.write(way, 0, host),
+                    CopyDirection::DeviceToHost => ways.read(way, 0, host),
                 };
-                crew(ways, rouse);
-                let taken = match direction {
-                    CopyDirection::HostToDevice => block.time(|| ways.write(method, 0, host)),
-                    CopyDirection::DeviceToHost => block.time(|| ways.read(method, 0, host)),
-                };
-                crew(ways, rest);
+                if way == AutoMethod::Parallel {
+                    warm_up(&mut once)?;
+                }
+                let taken = block.time(&mut once);
+                if let (AutoMethod::Parallel, Some(copier)) = (way, &ways.parallel) {
+                    rest(copier);
+                }
                 taken
             }
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use super::rival::PageLocked;
-use super::{Block, Budget, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, rouse};
+use super::{Block, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, warm_up};
 use crate::agent::{AgentOptions, HostBuffer, PushAgent};
 use crate::backend::MappingType;
 use crate::buffer::DeviceBuffer;
@@ -31,9 +31,9 @@ pub struct Calibration {
 /// How far a calibration has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Cells of the table that are done.
+    /// Sizes that were measured for the first time; what is open is measured further after the last.
     pub done: usize,
-    /// Cells in all.
+    /// Such sizes in all, of both directions.
     pub of: usize,
     /// The one that comes next.
     pub direction: CopyDirection,
@@ -56,7 +56,8 @@ impl Default for Calibration {
 
 impl Calibration {
     /// Every routine this processor has, parallel copies with 2, 3, 4 and 8 threads as far as there are CPUs, the GPU's
-    /// copy engine and `cuMemcpy`; 1 byte to 64 MiB in steps of 2; on GPU 0; in 5 s or so.
+    /// copy engine and `cuMemcpy`; 1 byte to 64 MiB in steps of 2, and in between where the best changes; on GPU 0; in 5 s
+    /// or so.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -132,16 +133,11 @@ impl Calibration {
         };
 
         let of = 2 * sizes.len();
-        let mut budget = Budget::new(self.time, of);
-        let mut tables = [Vec::new(), Vec::new()];
         let mut done = 0;
-        for (table, direction) in tables.iter_mut().zip(CopyDirection::ALL) {
-            let begin = |bytes| {
-                progress(Progress { done, of, direction, bytes });
-                done += 1;
-            };
-            *table = super::cells(&mut lab, direction, &sizes, &mut budget, begin)?;
-        }
+        let tables = super::tables(&mut lab, &sizes, self.time, |direction, bytes| {
+            progress(Progress { done, of, direction, bytes });
+            done += 1;
+        })?;
         Policy::measured(MeasuredOn::now(session, self.gpu, &mapping)?, tables)
     }
 
@@ -238,11 +234,12 @@ impl Subject for Lab<'_> {
                 let copier = self.copiers.iter().find(|copier| copier.threads() == threads);
                 let copier = copier.ok_or_else(|| Self::missing(method))?;
                 let host = &mut self.host[..bytes];
-                rouse(copier);
-                let taken = match direction {
-                    CopyDirection::HostToDevice => block.time(|| copier.write(mapping, 0, host)),
-                    CopyDirection::DeviceToHost => block.time(|| copier.read(mapping, 0, host)),
+                let mut once = || match direction {
+                    CopyDirection::HostToDevice => copier.write(mapping, 0, host),
+                    CopyDirection::DeviceToHost => copier.read(mapping, 0, host),
                 };
+                warm_up(&mut once)?;
+                let taken = block.time(once);
                 rest(copier);
                 taken
             }
@@ -252,6 +249,8 @@ impl Subject for Lab<'_> {
                     Some(memory) if method == CopyMethod::AgentPinned => &mut memory.as_mut_slice()[..bytes],
                     _ => &mut self.host[..bytes],
                 };
+                // So that the kernel is on the GPU.
+                agent.read(0, 0, &mut [0])?;
                 match direction {
                     CopyDirection::HostToDevice => block.time(|| agent.write(0, 0, host)),
                     CopyDirection::DeviceToHost => block.time(|| agent.read(0, 0, host)),

@@ -14,9 +14,11 @@
 //!
 //! # How it is measured
 //!
-//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, with the workers of a parallel copier
-//! awake and an agent's kernel on the GPU, as in a burst; of each the median. Ways within 10 % of the best are measured until
-//! each is known to 1 % (95 % interval), or time is up. The best method is the plainest that is
+//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, as in a burst: with those workers of a
+//! parallel copier awake that such copies wake, and an agent's kernel on the GPU; of each the median. Sizes double, and where
+//! the best way changes from one to the next, the size in between is measured as well. Ways within 15 % of the best are
+//! measured until each is known to 1 % (95 % interval) or slower beyond doubt, or time is up; their blocks are spread over all
+//! of the time. A row ends where the times of its best way and its neighbour's meet. The best method is the plainest that is
 //! within the noise of the quickest, 1 to 3 %: a routine, fewer threads, more threads, the agent, the copy engine. Way
 //! after way is given up: at a size where it takes more than 4 times the best, and at all larger ones once its time doubles
 //! with the size and would take too much of what there is.
@@ -77,7 +79,7 @@ use std::path::Path;
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
 pub(crate) use choose::{Figures, last_of_lower};
-pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
+pub(crate) use measure::{Block, Subject, are_shared, rest, sizes, tables, warm_up};
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;
