@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code, reason = "host memory that a kernel writes is reached through raw pointers and atomics")]
 
+mod bounce;
 mod engine;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -22,6 +23,8 @@ mod request;
 mod standin;
 mod wire;
 
+#[doc(hidden)]
+pub use bounce::{Bounce, Drain};
 pub use memory::HostBuffer;
 pub use options::AgentOptions;
 #[doc(hidden)]

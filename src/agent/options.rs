@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::bounce::Bounce;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of the longest message that packets carry.
@@ -20,6 +21,7 @@ pub struct AgentOptions {
     pub(super) stand_in: bool,
     pub(super) first_number: u32,
     pub(super) fault: Option<(u64, Fault)>,
+    pub(super) bounce: Bounce,
 }
 
 /// How a stand-in kernel can fail, for tests.
@@ -47,6 +49,7 @@ impl Default for AgentOptions {
             stand_in: false,
             first_number: 1,
             fault: None,
+            bounce: Bounce::default(),
         }
     }
 }
@@ -126,6 +129,14 @@ impl AgentOptions {
     #[must_use]
     pub fn first_number(mut self, number: u32) -> Self {
         self.first_number = number;
+        self
+    }
+
+    /// How reads go into memory that the kernel does not reach, so that benches can compare.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bounce(mut self, bounce: Bounce) -> Self {
+        self.bounce = bounce;
         self
     }
 

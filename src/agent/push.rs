@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::bounce::{Bounce, SLOT, SLOTS};
 use super::engine::Engine;
 use super::link::{Link, prepare};
 use super::memory::{self, HostBuffer, HostMemory, Place};
@@ -21,16 +22,11 @@ use crate::session::Session;
 use crate::sys::num::u64_of;
 use crate::sys::process::Owner;
 
-/// What one doorbell brings of a read into memory that the GPU cannot write, and how many of them are under way at once.
-const CHUNK: usize = 128 << 10;
-const CHUNKS: usize = 8;
-/// The same for a write: smaller, for nothing is under way while the first is copied.
+/// What one doorbell brings of a write from memory that the kernel does not reach: little, for nothing is under way while the
+/// first is copied.
 const PIECE: usize = 32 << 10;
 /// Room for a ring of the usual length in whichever page of it the kernel reaches soonest: one allocation is no smaller anyhow.
 const RING_SPACE: usize = 64 << 10;
-/// A chunk keeps its source's place in a line of 64 bytes, so that the kernel has nothing to shift.
-const SLOT: usize = CHUNK + 64;
-
 /// Copies between device memory and the host by means of a block of threads that stays on the GPU.
 ///
 /// It reads and writes only the ranges that it was started with; offsets and lengths are checked against them. One thread uses
@@ -91,6 +87,7 @@ pub struct PushAgent<'a> {
     /// Dropped only when the kernel has ended, and in the process that made it.
     parts: ManuallyDrop<Parts<'a>>,
     packet_bytes: usize,
+    bounce: Bounce,
     place: Place,
     id: u64,
     owner: Owner,
@@ -184,7 +181,7 @@ impl<'a> PushAgent<'a> {
                 .remedy("name the device memory that the agent shall read"));
         }
 
-        let bounce = HostMemory::new(place, SLOT * CHUNKS)?;
+        let bounce = HostMemory::new(place, SLOT * SLOTS)?;
         #[cfg(feature = "cuda")]
         let gpu = match place {
             Place::Gpu(ordinal) => Some(super::gpu::Gpu::new(ordinal, options.threads)?),
@@ -238,6 +235,7 @@ impl<'a> PushAgent<'a> {
                 _session: session.clone(),
             }),
             packet_bytes: options.packet_bytes,
+            bounce: options.bounce,
             place,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::here(),
@@ -339,7 +337,7 @@ impl<'a> PushAgent<'a> {
             let host = to.as_mut_ptr().expose_provenance();
             return match self.parts.reach.find(host, to.len()) {
                 Some(target) => self.carry(source, target, to.len(), host),
-                None => self.read_chunks(source, to),
+                None => self.read_pieces(source, to),
             };
         }
         let bytes = u32::try_from(to.len()).unwrap_or(u32::MAX);
@@ -351,7 +349,7 @@ impl<'a> PushAgent<'a> {
     /// As [`PushAgent::read`], as if the kernel did not reach the memory.
     pub(crate) fn read_by_bounce(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
         let source = self.device(range, offset, to.len())?;
-        if to.len() > self.packet_bytes { self.read_chunks(source, to) } else { self.read(range, offset, to) }
+        if to.len() > self.packet_bytes { self.read_pieces(source, to) } else { self.read(range, offset, to) }
     }
 
     /// Lets the kernel copy between two places that it reaches, one of them at `host` for the CPU, and waits.
@@ -375,28 +373,26 @@ impl<'a> PushAgent<'a> {
         }
     }
 
-    fn read_chunks(&mut self, source: u64, to: &mut [u8]) -> Result<()> {
+    fn read_pieces(&mut self, source: u64, to: &mut [u8]) -> Result<()> {
         let parts = &mut *self.parts;
-        let (len, chunks) = (to.len(), to.len().div_ceil(CHUNK));
-        // CHUNK is a multiple of 64: all chunks have the first one's place in a line.
+        // Pieces begin at multiples of 64: all have the first one's place in a line.
         let skip = index(low(source & 63));
-        let place = |chunk: usize| SLOT * (chunk % CHUNKS) + skip;
-        let mut numbers = [0; CHUNKS];
-        let mut rung = 0;
-        for (taken, chunk) in to.chunks_mut(CHUNK).enumerate() {
-            while rung < chunks.min(taken + CHUNKS) {
-                let start = rung * CHUNK;
-                let bytes = u32::try_from(CHUNK.min(len - start)).unwrap_or(u32::MAX);
+        let place = |piece: usize| SLOT * (piece % SLOTS) + skip;
+        let pieces = self.bounce.pieces(to.len());
+        let (mut ahead, mut numbers, mut rung) = (pieces, [0; SLOTS], 0);
+        for (taken, (start, bytes)) in pieces.enumerate() {
+            while rung < taken + SLOTS {
+                let Some((start, bytes)) = ahead.next() else { break };
                 let target = parts.bounce.addr() + u64_of(place(rung));
-                numbers[rung % CHUNKS] =
-                    parts.link.ring(Order::CopyAndAnswer, source + u64_of(start), target, bytes)?;
+                let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                numbers[rung % SLOTS] = parts.link.ring(Order::CopyAndAnswer, source + u64_of(start), target, bytes)?;
                 rung += 1;
             }
-            parts.link.wait(numbers[taken % CHUNKS])?;
+            parts.link.wait(numbers[taken % SLOTS])?;
             let from = parts.bounce.ptr().wrapping_add(place(taken)).cast_const();
-            // SAFETY: a chunk inside the bounce memory, which the kernel wrote and, until it is rung for again, leaves
-            // alone; `chunk` is a slice of its own.
-            unsafe { chunk.as_mut_ptr().copy_from_nonoverlapping(from, chunk.len()) };
+            // SAFETY: a piece inside the bounce memory, which is whole lines and which the kernel wrote and, until it is rung
+            // for again, leaves alone.
+            unsafe { self.bounce.drain.run(&mut to[start..start + bytes], from) };
         }
         Ok(())
     }
@@ -430,19 +426,19 @@ impl<'a> PushAgent<'a> {
     fn write_pieces(&mut self, target: u64, from: &[u8]) -> Result<()> {
         let parts = &mut *self.parts;
         let skip = index(low(target & 63));
-        let mut numbers = [0; CHUNKS];
+        let mut numbers = [0; SLOTS];
         let mut last = None;
         for (n, piece) in from.chunks(PIECE).enumerate() {
-            if n >= CHUNKS {
-                parts.link.wait(numbers[n % CHUNKS])?;
+            if n >= SLOTS {
+                parts.link.wait(numbers[n % SLOTS])?;
             }
-            let place = SLOT * (n % CHUNKS) + skip;
+            let place = SLOT * (n % SLOTS) + skip;
             // SAFETY: a piece inside the bounce memory, which the kernel does not use: what was rung for it is answered.
             unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
             let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % CHUNKS] = parts.link.ring(Order::CopyAndAnswer, source, target, bytes)?;
-            last = Some(numbers[n % CHUNKS]);
+            numbers[n % SLOTS] = parts.link.ring(Order::CopyAndAnswer, source, target, bytes)?;
+            last = Some(numbers[n % SLOTS]);
         }
         last.map_or(Ok(()), |number| parts.link.wait(number))
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gdrcopy::ParallelCopier;
-use gdrcopy::agent::{AgentOptions, PushAgent, Segment};
+use gdrcopy::agent::{AgentOptions, Bounce, Drain, PushAgent, Segment};
 use gdrcopy::auto::{AutoCopier, AutoOptions};
 use gdrcopy::cuda::{PinnedHost, memcpy_to_device, memcpy_to_host};
 use gdrcopy::policy::CopyDirection;
@@ -114,6 +114,55 @@ fn writes_beside_the_other_ways() {
             println!("{bytes:>8}  {}  {}  {}", pulled.shown(), bar1.shown(), cuda.shown());
         }
         agent.stop().unwrap();
+    }
+}
+
+/// How reads into ordinary memory should be cut up and copied out: the median of single calls, in microseconds, beside the
+/// agent straight into its own memory. To choose `Bounce::default` by, so nothing is judged but the bytes.
+#[test]
+#[ignore = "a table to choose by"]
+fn pieces_of_reads_into_ordinary_memory() {
+    let Some(alone) = alone() else { return };
+    const SIZES: [usize; 7] = [4096, 16 << 10, 32 << 10, 64 << 10, 100_000, 256 << 10, 1 << 20];
+    const LIMIT: Duration = Duration::from_millis(40);
+    let memory = alone.session.alloc(1 << 20).unwrap();
+    let data = pattern(13, 1 << 20);
+    memory.upload(0, &data).unwrap();
+    let mut host = vec![0; 1 << 20];
+    let line = |name: &str, times: &[f64]| {
+        println!("{name:<36}{}", times.iter().map(|us| format!("{us:>9.2}")).collect::<String>());
+    };
+    line("bytes", &SIZES.map(|bytes| bytes as f64));
+    let drains = [Drain::Plain, Drain::Lines, Drain::Prefetch(1024), Drain::Prefetch(2048), Drain::Prefetch(4096)];
+    let pieces =
+        [(128, 100), (8, 100), (16, 100), (32, 100), (64, 100), (8, 150), (16, 150), (16, 200), (32, 150), (8, 200)];
+    // Twice, to see how much of it is noise.
+    for _ in 0..2 {
+        for drain in drains {
+            for (first, growth) in pieces {
+                let bounce = Bounce { first: first << 10, growth, drain };
+                let options = AgentOptions::default().dedicated().bounce(bounce);
+                let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+                let times = SIZES.map(|bytes| {
+                    let to = &mut host[..bytes];
+                    let times = Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap());
+                    assert!(*to == data[..bytes], "{bounce:?}, {bytes} bytes");
+                    to.fill(0);
+                    times.at(0.5)
+                });
+                agent.stop().unwrap();
+                line(&format!("{first} KiB, {growth} %, {drain:?}"), &times);
+            }
+        }
+        let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default().dedicated()).unwrap();
+        let mut buffer = agent.host_buffer(1 << 20).unwrap();
+        let times = SIZES.map(|bytes| {
+            let to = &mut buffer.as_mut_slice()[..bytes];
+            Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap()).at(0.5)
+        });
+        assert!(*buffer.as_slice() == data);
+        agent.stop().unwrap();
+        line("into the agent's own memory", &times);
     }
 }
 
