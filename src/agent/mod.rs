@@ -11,6 +11,7 @@
 #![allow(unsafe_code, reason = "host memory that a kernel writes is reached through raw pointers and atomics")]
 
 mod bounce;
+mod copies;
 mod engine;
 #[cfg(feature = "cuda")]
 mod gpu;

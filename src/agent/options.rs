@@ -76,8 +76,8 @@ impl AgentOptions {
         self
     }
 
-    /// Reads of up to so many bytes into memory that is not a [`HostBuffer`](super::HostBuffer) come as packets that
-    /// carry their own sequence numbers, without a fence on the GPU; 0 to 1024, 1024 by default.
+    /// [Reads](super::PushAgent::read) of up to so many bytes come as packets that carry their own sequence numbers, without
+    /// a fence on the GPU; 0 to 1024, 1024 by default.
     #[must_use]
     pub fn packet_bytes(mut self, bytes: usize) -> Self {
         self.packet_bytes = bytes;

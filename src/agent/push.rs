@@ -13,7 +13,7 @@ use super::options::AgentOptions;
 use super::reach::Reach;
 use super::request::{Segment, SubmitError, Ticket};
 use super::standin::StandIn;
-use super::wire::{Control, LINE, MAX_BYTES, Order, index, low};
+use super::wire::{Control, LINE, MAX_BYTES, Order, index};
 use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind, Feature, Result};
 use crate::pinned::Pinned;
@@ -22,11 +22,9 @@ use crate::session::Session;
 use crate::sys::num::u64_of;
 use crate::sys::process::Owner;
 
-/// What one doorbell brings of a write from memory that the kernel does not reach: little, for nothing is under way while the
-/// first is copied.
-const PIECE: usize = 32 << 10;
 /// Room for a ring of the usual length in whichever page of it the kernel reaches soonest: one allocation is no smaller anyhow.
 const RING_SPACE: usize = 64 << 10;
+
 /// Copies between device memory and the host by means of a block of threads that stays on the GPU.
 ///
 /// It reads and writes only the ranges that it was started with; offsets and lengths are checked against them. One thread uses
@@ -85,21 +83,21 @@ const RING_SPACE: usize = 64 << 10;
 /// An error other than `OutOfBounds`, `InvalidArgument` and `WrongProcess` is final: every later request returns it.
 pub struct PushAgent<'a> {
     /// Dropped only when the kernel has ended, and in the process that made it.
-    parts: ManuallyDrop<Parts<'a>>,
-    packet_bytes: usize,
-    bounce: Bounce,
+    pub(super) parts: ManuallyDrop<Parts<'a>>,
+    pub(super) packet_bytes: usize,
+    pub(super) bounce: Bounce,
     place: Place,
     id: u64,
     owner: Owner,
 }
 
 /// What the kernel uses.
-struct Parts<'a> {
-    link: Link<'a>,
-    bounce: HostMemory,
-    buffers: Vec<Arc<HostMemory>>,
+pub(super) struct Parts<'a> {
+    pub(super) link: Link<'a>,
+    pub(super) bounce: HostMemory,
+    pub(super) buffers: Vec<Arc<HostMemory>>,
     /// Those, and what was registered.
-    reach: Reach,
+    pub(super) reach: Reach,
     ranges: Vec<Range<'a>>,
     _session: Session,
 }
@@ -305,142 +303,12 @@ impl<'a> PushAgent<'a> {
 
     /// The device address of `bytes` bytes from `offset` in a registered range.
     #[inline]
-    fn device(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
+    pub(super) fn device(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
         self.owner.check("agent")?;
         match self.parts.ranges.get(range) {
             Some(found) if offset <= found.len && bytes <= found.len - offset => Ok(found.addr + u64_of(offset)),
             found => Err(no_such_bytes(found, range, offset, bytes)),
         }
-    }
-
-    /// Reads `to.len()` bytes from byte `offset` of registered range `range` into any memory.
-    ///
-    /// Up to [`AgentOptions::packet_bytes`] come as packets with sequence numbers. More are written by the kernel itself where
-    /// it [reaches](Self::reaches) the memory: a [host buffer](Self::host_buffer), or memory that was
-    /// [registered](Self::register_host). Otherwise they come through page-locked memory inside the agent, from which they
-    /// are copied while the rest is on its way.
-    ///
-    /// # Errors
-    ///
-    /// `OutOfBounds`, `WrongProcess`: nothing was read. `Busy` if the kernel neither answered nor started within
-    /// [`AgentOptions::deadline`], or what CUDA reports. Where the kernel was asked to write the memory itself, that is taken
-    /// back then, and the call waits, for another deadline at most, until it is not at work on it any more. (If it does not
-    /// stop, which a GPU that hangs would not, a host buffer is given up: its length is 0.)
-    #[inline]
-    pub fn read(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
-        let source = self.device(range, offset, to.len())?;
-        if to.is_empty() {
-            return Ok(());
-        }
-        if to.len() > self.packet_bytes {
-            // The kernel's address stands for this slice from here on.
-            let host = to.as_mut_ptr().expose_provenance();
-            return match self.parts.reach.find(host, to.len()) {
-                Some(target) => self.carry(source, target, to.len(), host),
-                None => self.read_pieces(source, to),
-            };
-        }
-        let bytes = u32::try_from(to.len()).unwrap_or(u32::MAX);
-        let link = &mut self.parts.link;
-        let number = link.ring(Order::Send, source, 0, bytes)?;
-        link.take_packets(number, to)
-    }
-
-    /// As [`PushAgent::read`], as if the kernel did not reach the memory.
-    pub(crate) fn read_by_bounce(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
-        let source = self.device(range, offset, to.len())?;
-        if to.len() > self.packet_bytes { self.read_pieces(source, to) } else { self.read(range, offset, to) }
-    }
-
-    /// Lets the kernel copy between two places that it reaches, one of them at `host` for the CPU, and waits.
-    #[inline]
-    fn carry(&mut self, source: u64, target: u64, bytes: usize, host: usize) -> Result<()> {
-        let link = &mut self.parts.link;
-        link.check()?;
-        let outcome = ring_for(link, source, target, bytes).and_then(|number| link.wait(number));
-        if outcome.is_err() {
-            self.withdraw(host);
-        }
-        outcome
-    }
-
-    /// After an error: sees to it that the kernel leaves the host memory alone, or gives that up.
-    #[cold]
-    fn withdraw(&mut self, host: usize) {
-        if !self.parts.link.retract() {
-            let is_in = |memory: &HostMemory| memory.ptr().addr() <= host && host - memory.ptr().addr() < memory.len();
-            self.parts.buffers.iter().filter(|memory| is_in(memory)).for_each(|memory| memory.abandon());
-        }
-    }
-
-    fn read_pieces(&mut self, source: u64, to: &mut [u8]) -> Result<()> {
-        let parts = &mut *self.parts;
-        // Pieces begin at multiples of 64: all have the first one's place in a line.
-        let skip = index(low(source & 63));
-        let place = |piece: usize| SLOT * (piece % SLOTS) + skip;
-        let pieces = self.bounce.pieces(to.len());
-        let (mut ahead, mut numbers, mut rung) = (pieces, [0; SLOTS], 0);
-        for (taken, (start, bytes)) in pieces.enumerate() {
-            while rung < taken + SLOTS {
-                let Some((start, bytes)) = ahead.next() else { break };
-                let target = parts.bounce.addr() + u64_of(place(rung));
-                let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-                numbers[rung % SLOTS] = parts.link.ring(Order::CopyAndAnswer, source + u64_of(start), target, bytes)?;
-                rung += 1;
-            }
-            parts.link.wait(numbers[taken % SLOTS])?;
-            let from = parts.bounce.ptr().wrapping_add(place(taken)).cast_const();
-            // SAFETY: a piece inside the bounce memory, which is whole lines and which the kernel wrote and, until it is rung
-            // for again, leaves alone.
-            unsafe { self.bounce.drain.run(&mut to[start..start + bytes], from) };
-        }
-        Ok(())
-    }
-
-    /// Writes `from` at byte `offset` of registered range `range`, from any memory. Where the kernel
-    /// [reaches](Self::reaches) it, it fetches the bytes itself. Otherwise they are copied to page-locked memory inside the
-    /// agent, and fetched from there while the rest is copied.
-    ///
-    /// # Errors
-    ///
-    /// As [`PushAgent::read`].
-    #[inline]
-    pub fn write(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
-        let target = self.device(range, offset, from.len())?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        let host = from.as_ptr().expose_provenance();
-        match self.parts.reach.find(host, from.len()) {
-            Some(source) => self.carry(source, target, from.len(), host),
-            None => self.write_pieces(target, from),
-        }
-    }
-
-    /// As [`PushAgent::write`], as if the kernel did not reach the memory.
-    pub(crate) fn write_by_bounce(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
-        let target = self.device(range, offset, from.len())?;
-        self.write_pieces(target, from)
-    }
-
-    fn write_pieces(&mut self, target: u64, from: &[u8]) -> Result<()> {
-        let parts = &mut *self.parts;
-        let skip = index(low(target & 63));
-        let mut numbers = [0; SLOTS];
-        let mut last = None;
-        for (n, piece) in from.chunks(PIECE).enumerate() {
-            if n >= SLOTS {
-                parts.link.wait(numbers[n % SLOTS])?;
-            }
-            let place = SLOT * (n % SLOTS) + skip;
-            // SAFETY: a piece inside the bounce memory, which the kernel does not use: what was rung for it is answered.
-            unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-            let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
-            let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % SLOTS] = parts.link.ring(Order::CopyAndAnswer, source, target, bytes)?;
-            last = Some(numbers[n % SLOTS]);
-        }
-        last.map_or(Ok(()), |number| parts.link.wait(number))
     }
 
     /// Reads pieces of registered ranges into a buffer that the GPU writes itself, and waits for all of them.
@@ -598,22 +466,6 @@ impl<'a> PushAgent<'a> {
         // SAFETY: the callers do not use the value after this.
         unsafe { ManuallyDrop::drop(&mut self.parts) };
         Ok(())
-    }
-}
-
-/// Rings for bytes between two places that the kernel reaches; the request with the number returned is answered after all.
-#[inline]
-fn ring_for(link: &mut Link<'_>, source: u64, target: u64, bytes: usize) -> Result<u32> {
-    let mut start = 0;
-    loop {
-        let left = bytes - start;
-        let (order, piece) = if left > MAX_BYTES { (Order::Copy, MAX_BYTES) } else { (Order::CopyAndAnswer, left) };
-        let (source, target) = (source + u64_of(start), target + u64_of(start));
-        let number = link.ring(order, source, target, u32::try_from(piece).unwrap_or(u32::MAX))?;
-        start += piece;
-        if start == bytes {
-            return Ok(number);
-        }
     }
 }
 

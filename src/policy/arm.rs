@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::measure::{Block, MAX_ROUNDS, Subject};
-use super::{CopyDirection, CopyMethod};
+use super::measure::MAX_ROUNDS;
+use super::{Block, CopyDirection, CopyMethod, Subject};
 use crate::error::Result;
 
 /// A block of calls takes about this long, so that reading the clock costs nothing.

@@ -70,6 +70,7 @@ mod origin;
 #[cfg(feature = "cuda")]
 mod rival;
 mod routines;
+mod subject;
 mod text;
 
 use std::fmt;
@@ -79,10 +80,11 @@ use std::path::Path;
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
 pub(crate) use choose::{Figures, last_of_lower};
-pub(crate) use measure::{Block, Subject, are_shared, rest, sizes, tables, warm_up};
+pub(crate) use measure::tables;
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;
+pub(crate) use subject::{Block, Subject, are_shared, rest, sizes, warm_up};
 
 use crate::backend::BackendKind;
 use crate::copy::{self, Routine};
