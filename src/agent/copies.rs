@@ -15,17 +15,18 @@ const PIECE: usize = 32 << 10;
 impl PushAgent<'_> {
     /// Reads `to.len()` bytes from byte `offset` of registered range `range` into any memory.
     ///
-    /// Up to [`AgentOptions::packet_bytes`] come as packets with sequence numbers. More are written by the kernel itself where
-    /// it [reaches](Self::reaches) the memory: a [host buffer](Self::host_buffer), or memory that was
-    /// [registered](Self::register_host). Otherwise they come through page-locked memory inside the agent, from which they
-    /// are copied while the rest is on its way.
+    /// Up to [`AgentOptions::packet_bytes`](super::AgentOptions::packet_bytes) come as packets with sequence numbers. More
+    /// are written by the kernel itself where it [reaches](Self::reaches) the memory: a [host buffer](Self::host_buffer), or
+    /// memory that was [registered](Self::register_host). Otherwise they come in pieces through page-locked memory inside
+    /// the agent, each copied out while the kernel pushes the next.
     ///
     /// # Errors
     ///
     /// `OutOfBounds`, `WrongProcess`: nothing was read. `Busy` if the kernel neither answered nor started within
-    /// [`AgentOptions::deadline`], or what CUDA reports. Where the kernel was asked to write the memory itself, that is taken
-    /// back then, and the call waits, for another deadline at most, until it is not at work on it any more. (If it does not
-    /// stop, which a GPU that hangs would not, a host buffer is given up: its length is 0.)
+    /// [`AgentOptions::deadline`](super::AgentOptions::deadline), or what CUDA reports. Where the kernel was asked to write the
+    /// memory itself, that is taken back then, and the call waits, for another deadline at most, until the kernel is not at
+    /// work on it any more. (If it does not stop, which a GPU that hangs would not, a host buffer is given up: its length
+    /// is 0.)
     #[inline]
     pub fn read(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
         let source = self.device(range, offset, to.len())?;

@@ -203,10 +203,12 @@ impl<'a> AutoCopier<'a> {
     ///
     /// `InvalidArgument` for 0 bytes, `OutOfMemory`, `WrongProcess`.
     pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer> {
+        // Whose process it is.
+        self.ways.mapping.at("host buffer", 0, 0)?;
         self.ways.host_buffer(bytes)
     }
 
-    /// Lets the agent reach page-locked memory of the program's, as [`PushAgent::register_host`] does; without an agent there
+    /// Lets this copier's agent reach page-locked memory of the program's, as [`PushAgent::register_host`] does; without an agent there
     /// is nothing to do, for the copy engine reaches such memory by itself.
     ///
     /// # Errors
