@@ -666,8 +666,8 @@ fn a_failed_read_leaves_no_memory_that_may_change() {
 fn what_was_asked_for_is_taken_back() {
     let session = session();
     let (memory, data) = filled(&session, 1 << 16);
-    let fault = Fault::Sleeps(Duration::from_millis(1500));
-    let options = stand_in().deadline(Duration::from_secs(1)).stand_in_fault(1, fault);
+    let fault = Fault::Sleeps(Duration::from_secs(3));
+    let options = stand_in().deadline(Duration::from_secs(2)).stand_in_fault(1, fault);
     let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
     let mut buffer = agent.host_buffer(1 << 16).unwrap();
     agent.read(0, 0, buffer.as_mut_slice()).unwrap();
