@@ -46,8 +46,8 @@ impl Block {
     }
 }
 
-/// Makes copies as a program does that begins a burst of them. Workers are awake then that such copies wake, and no others:
-/// one that looks on costs the others time.
+/// Makes copies as a program does that begins a burst of them: those workers are awake then that such copies wake, and no
+/// others, which would look on.
 pub(crate) fn warm_up(mut copy: impl FnMut() -> Result<()>) -> Result<()> {
     let started = Instant::now();
     for call in 0..WARM_UP_CALLS {
