@@ -142,15 +142,15 @@ struct Bench<'a> {
     /// For ordinary memory.
     auto: RefCell<AutoCopier<'a>>,
     memory: RefCell<Vec<u8>>,
+    /// For page-locked memory. Its agent is the rival's, too.
+    locked: RefCell<AutoCopier<'a>>,
+    /// That copier's own.
+    locked_memory: RefCell<HostBuffer>,
     /// Where there is CUDA.
     cuda: Option<Cuda<'a>>,
 }
 
 struct Cuda<'a> {
-    /// For page-locked memory. Its agent is the rival's, too.
-    auto: RefCell<AutoCopier<'a>>,
-    /// That copier's own.
-    memory: RefCell<HostBuffer>,
     pageable: CudaMemcpy<'a>,
     pinned: CudaMemcpy<'a>,
 }
@@ -158,31 +158,27 @@ struct Cuda<'a> {
 impl<'a> Bench<'a> {
     /// The way's host memory.
     fn with_host<T>(&self, way: Way, bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
-        match (way, &self.cuda) {
-            (
-                Way::Agent(HostSide::PageLocked) | Way::Cuda(HostSide::PageLocked) | Way::Auto(HostSide::PageLocked),
-                Some(cuda),
-            ) => work(&mut cuda.memory.borrow_mut().as_mut_slice()[..bytes]),
+        match way {
+            Way::Agent(HostSide::PageLocked) | Way::Cuda(HostSide::PageLocked) | Way::Auto(HostSide::PageLocked) => {
+                work(&mut self.locked_memory.borrow_mut().as_mut_slice()[..bytes])
+            }
             _ => work(&mut self.memory.borrow_mut()[..bytes]),
         }
     }
 
     fn auto(&self, host: HostSide) -> &RefCell<AutoCopier<'a>> {
-        match (host, &self.cuda) {
-            (HostSide::PageLocked, Some(cuda)) => &cuda.auto,
-            _ => &self.auto,
+        match host {
+            HostSide::Pageable => &self.auto,
+            HostSide::PageLocked => &self.locked,
         }
     }
 
     fn has(&self, way: Way) -> bool {
         match way {
-            Way::Bar1 | Way::Auto(HostSide::Pageable) => true,
+            Way::Bar1 | Way::Auto(_) => true,
             Way::Parallel => self.parallel.is_some(),
-            Way::Agent(HostSide::Pageable) => self.auto.borrow_mut().agent().is_some(),
-            Way::Agent(HostSide::PageLocked) => {
-                self.cuda.as_ref().is_some_and(|cuda| cuda.auto.borrow_mut().agent().is_some())
-            }
-            Way::Cuda(_) | Way::Auto(HostSide::PageLocked) => self.cuda.is_some(),
+            Way::Agent(side) => self.auto(side).borrow_mut().agent().is_some(),
+            Way::Cuda(_) => self.cuda.is_some(),
         }
     }
 
@@ -342,14 +338,13 @@ fn set_up<'a>(
         }
     };
     let seconds = begin.elapsed().as_secs_f64();
+    let mut locked = AutoCopier::new(session, buffer, options.page_locked())?;
+    let locked_memory = locked.host_buffer(buffer.len())?;
     let cuda = if lab.rig.is_emulated() {
         found.skip(lab.screen, PART, "cudaMemcpy: an emulated GPU has none".to_owned())?;
         None
     } else {
-        let mut auto = AutoCopier::new(session, buffer, options.page_locked())?;
         Some(Cuda {
-            memory: RefCell::new(auto.host_buffer(buffer.len())?),
-            auto: RefCell::new(auto),
             pageable: CudaMemcpy::new(buffer, HostSide::Pageable)?,
             pinned: CudaMemcpy::new(buffer, HostSide::PageLocked)?,
         })
@@ -361,12 +356,9 @@ fn set_up<'a>(
             lab.screen.line(&format!("  {}", auto.explain(direction, bytes)))?;
         }
     }
-    if let Some(cuda) = &cuda {
-        let auto = cuda.auto.borrow();
-        lab.screen.line("and with page-locked memory")?;
-        for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
-            lab.screen.line(&format!("  {}", auto.explain(direction, JUDGED)))?;
-        }
+    lab.screen.line("and with page-locked memory")?;
+    for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
+        lab.screen.line(&format!("  {}", locked.explain(direction, JUDGED)))?;
     }
     Ok(Bench {
         lab,
@@ -375,6 +367,8 @@ fn set_up<'a>(
         parallel: builder.map(|builder| builder.build()).transpose()?,
         auto: RefCell::new(auto),
         memory: RefCell::new(vec![0; buffer.len()]),
+        locked: RefCell::new(locked),
+        locked_memory: RefCell::new(locked_memory),
         cuda,
     })
 }
@@ -494,7 +488,7 @@ fn judge(
                 found.compare(place, Way::Auto(HostSide::PageLocked).name(), way.name(), ratio);
                 found.judge(PART, target, limit, "x", shown(ratio), String::new());
             }
-            None => found.skip(lab.screen, PART, format!("{target}: there is no such memory, or no {}", way.name()))?,
+            None => found.skip(lab.screen, PART, format!("{target}: there is no {}", way.name()))?,
         }
         if let Some(ratio) = ratio(way, HostSide::Pageable) {
             found.compare(place, Way::Auto(HostSide::Pageable).name(), way.name(), ratio);
