@@ -92,6 +92,32 @@ impl Mapping<'_> {
         .remedy("open the session with allow_cuda_flush(), which costs a CUDA call for each publish")
     }
 
+    /// Before a copy by the GPU's copy engine: what this thread wrote to the GPU so far is there when CUDA's copy, asked for
+    /// next, begins.
+    ///
+    /// An `SFENCE` does for that where the device orders writes by itself, and saves a flush's round trip of the bus:
+    ///
+    /// - The copy engine begins once the CPU has rung for it: a store to a register of the GPU's
+    ///   (`NVC361_NOTIFY_CHANNEL_PENDING` in `clc361.h` of open-gpu-kernel-modules), which CUDA makes after this fence. An `SFENCE` makes earlier stores, those in
+    ///   write-combining buffers too, globally visible before later ones (Intel SDM volume 3, "Memory Ordering").
+    /// - Both go down the same link as posted writes, and no posted write passes another (PCIe base specification, table
+    ///   "Ordering Rules", row A, column 2) unless it is marked with relaxed or ID-based ordering, which a CPU's own stores are
+    ///   not.
+    /// - Inside the GPU, whoever acts on the later write finds the earlier: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`
+    ///   of at least `OWNER` says that the device itself consistently consumes remote writes (CUDA driver API,
+    ///   `CUGPUDirectRDMAWritesOrdering`). The copy engine is part of the device.
+    ///
+    /// That is an argument; `the_copy_engine_finds_what_was_written_before` in `tests/gpu_soak.rs` is the observation.
+    /// Elsewhere the writes' arrival is waited for.
+    #[inline]
+    pub(crate) fn settle_for_copy_engine(&self) -> Result<()> {
+        if self.publish != Publish::Ordered {
+            return self.flush();
+        }
+        fence::store();
+        Ok(())
+    }
+
     /// Whether [`Mapping::publish`] works without a CUDA call.
     #[must_use]
     pub fn publish_is_ordered(&self) -> bool {

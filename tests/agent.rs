@@ -2,6 +2,7 @@
 //! itself, which `gpu_agent` tests.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
+#![allow(unsafe_code, reason = "host memory is registered, which is a promise to keep it")]
 
 mod common;
 
@@ -13,7 +14,7 @@ use common::fork::in_child;
 use common::pulls;
 use common::pulls::segment;
 use common::subject::{emulated, pattern};
-use gdrcopy::agent::{AgentOptions, Fault, HostBuffer, PushAgent, Segment, Ticket};
+use gdrcopy::agent::{AgentOptions, Bounce, Drain, Fault, HostBuffer, PushAgent, Segment, Ticket};
 use gdrcopy::emulated::EmulatedConfig;
 use gdrcopy::{DeviceBuffer, ErrorKind, Feature, Session};
 
@@ -516,21 +517,176 @@ mod refusals {
     }
 }
 
+/// However reads are cut up and copied out.
+#[test]
+fn pieces_of_every_size_arrive() {
+    let session = session();
+    let (memory, data) = filled(&session, BYTES);
+    for drain in [Drain::Plain, Drain::Lines, Drain::Prefetch(2048)] {
+        for (first, growth) in [(4096, 100), (16 << 10, 150), (128 << 10, 100)] {
+            let options = stand_in().ring(16).bounce(Bounce { first, growth, drain });
+            let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+            for (bytes, offset) in [(1025, 63), (4096, 0), (6144, 1), (65_536, 9), (100_000, 64), (2_500_001, 17)] {
+                let mut to = vec![0xa5; bytes + 2];
+                agent.read(0, offset, &mut to[1..=bytes]).unwrap();
+                assert!(
+                    to[1..=bytes] == data[offset..offset + bytes],
+                    "{drain:?} {first} {growth}: {bytes} at {offset}"
+                );
+                assert_eq!((to[0], to[bytes + 1]), (0xa5, 0xa5));
+            }
+        }
+    }
+}
+
 #[test]
 fn reads_allocate_nothing() {
     let session = session();
     let (memory, _) = filled(&session, 1 << 20);
     let mut agent = PushAgent::start(&session, [&memory], stand_in().dedicated()).unwrap();
     let mut buffer = Some(agent.host_buffer(4096).unwrap());
+    let mut reached = agent.host_buffer(300_000).unwrap();
     let mut to = vec![0; 300_000];
     let calls = calls_during(|| {
         for bytes in [1, 64, 1024, 4096, 300_000] {
             agent.read(0, 5, &mut to[..bytes]).unwrap();
+            agent.write(0, 5, &to[..bytes]).unwrap();
+            agent.read(0, 5, &mut reached.as_mut_slice()[..bytes]).unwrap();
+            agent.write(0, 5, &reached.as_slice()[..bytes]).unwrap();
             let ticket = agent.submit(buffer.take().unwrap(), &[segment(1, 4000, 2), segment(9, 90, 4002)]).unwrap();
             buffer = Some(agent.wait(ticket).unwrap());
         }
     });
     assert_eq!(calls, 0);
+}
+
+/// Host buffers, and registered memory, are what the kernel itself reads and writes; any other memory goes by the bounce.
+#[test]
+fn memory_that_the_kernel_reaches_is_found_by_its_address() {
+    let session = session();
+    let (memory, data) = filled(&session, 300_000);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in().dedicated()).unwrap();
+    let mut buffer = agent.host_buffer(200_000).unwrap();
+    let mut own = vec![0; 200_000];
+    let mut other = vec![0; 200_000];
+    let middle = &mut own[1003..180_000];
+    // SAFETY: the vector outlives the agent, and is not touched after an error.
+    unsafe { agent.register_host(middle.as_mut_ptr(), middle.len()) }.unwrap();
+    assert!(agent.reaches(&own[1003..180_000]) && agent.reaches(&own[5000..5001]) && agent.reaches(buffer.as_slice()));
+    assert!(!agent.reaches(&own[1002..1004]) && !agent.reaches(&own[179_999..180_001]) && !agent.reaches(&other));
+    let mut dice = Dice(11);
+    for bytes in (0..2000).step_by(7).chain([1024, 1025, 4096, 65_536, 131_073, 170_000]) {
+        let (offset, at) = (dice.below(300), 1003 + dice.below(300));
+        let expected = &data[offset..offset + bytes];
+        for host in [&mut own[..], buffer.as_mut_slice(), &mut other[..]] {
+            host.fill(0x5a);
+            agent.read(0, offset, &mut host[at..at + bytes]).unwrap();
+            assert!(host[at..at + bytes] == *expected, "{bytes} bytes at {offset} to {at}");
+            assert!(host[..at].iter().chain(&host[at + bytes..]).all(|&byte| byte == 0x5a));
+        }
+        // Half in, half out.
+        let (before, after) = (1003 - 1003.min(bytes / 2), 1003 + bytes.div_ceil(2));
+        agent.read(0, offset, &mut own[before..after]).unwrap();
+        assert!(own[before..after] == data[offset..][..after - before]);
+    }
+    for bytes in [0, 1, 64, 1000, 5000, 40_000, 170_000] {
+        let (offset, at) = (dice.below(300), 1003 + dice.below(300));
+        for (n, host) in [&mut own[..], buffer.as_mut_slice(), &mut other[..]].into_iter().enumerate() {
+            let written = pattern(bytes + n, bytes);
+            host[at..at + bytes].copy_from_slice(&written);
+            memory.upload(0, &vec![0x5a; 200_000]).unwrap();
+            agent.write(0, offset, &host[at..at + bytes]).unwrap();
+            let mut seen = vec![0; 200_000];
+            memory.download(0, &mut seen).unwrap();
+            assert!(seen[offset..offset + bytes] == written, "{bytes} bytes at {at} to {offset}");
+            assert!(seen[..offset].iter().chain(&seen[offset + bytes..]).all(|&byte| byte == 0x5a));
+        }
+    }
+    agent.unregister_host(own[1003..].as_ptr()).unwrap();
+    assert!(!agent.reaches(&own[1003..1004]));
+    agent.read(0, 9, &mut own).unwrap();
+    memory.download(9, &mut other).unwrap();
+    assert!(own == other);
+}
+
+#[test]
+fn what_cannot_be_registered_is_refused() {
+    let session = session();
+    let (memory, _) = filled(&session, 4096);
+    let mut agent = PushAgent::start(&session, [&memory], stand_in()).unwrap();
+    let mut buffer = agent.host_buffer(1000).unwrap();
+    let mut own = vec![0; 4096];
+    let start = own.as_mut_ptr();
+    // SAFETY: of none of it a request is made.
+    let mut register = |at: *mut u8, bytes| unsafe { agent.register_host(at, bytes) };
+    register(start.wrapping_add(1000), 1000).unwrap();
+    let places = [
+        (std::ptr::null_mut(), 10, "at least 1 byte"),
+        (start, 0, "at least 1 byte"),
+        (start, 1001, "register memory once"),
+        (start.wrapping_add(1999), 1, "register memory once"),
+        (buffer.as_mut_slice().as_mut_ptr(), 10, "a host buffer is reached without that"),
+        (start, usize::MAX, "past the end of all memory"),
+    ];
+    for (at, bytes, says) in places {
+        let error = register(at, bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    register(start, 1000).unwrap();
+    for at in [start.wrapping_add(1), start.wrapping_add(2000), buffer.as_mut_slice().as_mut_ptr()] {
+        assert_eq!(agent.unregister_host(at).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    agent.unregister_host(start).unwrap();
+    in_child(|| {
+        // SAFETY: it is refused.
+        let refused = unsafe { agent.register_host(start, 1000) };
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::WrongProcess);
+        assert_eq!(agent.unregister_host(start).unwrap_err().kind(), ErrorKind::WrongProcess);
+    });
+}
+
+/// After an error the kernel is not at work on the memory, or it is given up.
+#[test]
+fn a_failed_read_leaves_no_memory_that_may_change() {
+    let session = session();
+    let (memory, _) = filled(&session, 1 << 16);
+    for (fault, remains) in [(Fault::Dies, true), (Fault::Hangs, false)] {
+        let options = stand_in().deadline(Duration::from_secs(2)).stand_in_fault(2, fault);
+        let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+        let mut buffer = agent.host_buffer(1 << 16).unwrap();
+        agent.read(0, 0, buffer.as_mut_slice()).unwrap();
+        agent.write(0, 0, buffer.as_slice()).unwrap();
+        let error = agent.read(0, 0, buffer.as_mut_slice()).unwrap_err();
+        assert_eq!(buffer.is_empty(), !remains, "{fault:?}");
+        let started = Instant::now();
+        let again = agent.write(0, 0, &[0; 5000]).unwrap_err();
+        assert_eq!(again.kind(), error.kind(), "for good");
+        if remains {
+            assert_eq!(agent.read(0, 0, buffer.as_mut_slice()).unwrap_err().kind(), error.kind());
+            assert_eq!(buffer.len(), 1 << 16);
+        }
+        assert!(started.elapsed() < Duration::from_secs(1), "nothing is waited for any more");
+    }
+}
+
+/// What a kernel has yet to look at when the deadline passes, it never does.
+#[test]
+fn what_was_asked_for_is_taken_back() {
+    let session = session();
+    let (memory, data) = filled(&session, 1 << 16);
+    let fault = Fault::Sleeps(Duration::from_secs(3));
+    let options = stand_in().deadline(Duration::from_secs(2)).stand_in_fault(1, fault);
+    let mut agent = PushAgent::start(&session, [&memory], options).unwrap();
+    let mut buffer = agent.host_buffer(1 << 16).unwrap();
+    agent.read(0, 0, buffer.as_mut_slice()).unwrap();
+    assert!(buffer.as_slice() == data);
+    buffer.as_mut_slice().fill(0x5a);
+    let error = agent.read(0, 0, buffer.as_mut_slice()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(buffer.len(), 1 << 16, "the kernel woke up, found that it should stop, and left");
+    assert!(buffer.as_slice().iter().all(|&byte| byte == 0x5a));
+    agent.stop().unwrap();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! as far as it can, and that copies allocate nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error should stop there, with the error in its message")]
+#![allow(unsafe_code, reason = "host memory is registered, which is a promise to keep it")]
 
 mod common;
 
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::counting::{Counting, calls_during};
+use common::engine;
 use common::subject::{emulated, pattern};
 use gdrcopy::agent::{AgentOptions, Segment};
 use gdrcopy::auto::{AutoCopier, AutoMethod, AutoOptions};
@@ -133,7 +135,8 @@ fn it_uses_what_it_measured_to_be_quickest() {
             assert!(is_used, "{choice}");
             // No further than the buffer is long, and near by.
             let (measured, near) = (choice.measured().unwrap(), bytes.clamp(1, 64 << 10));
-            assert!(measured.is_power_of_two() && measured <= 2 * near && near <= 2 * measured, "{bytes}: {measured}");
+            let is_measured = measured.is_power_of_two() || (measured % 3 == 0 && (measured / 3).is_power_of_two());
+            assert!(is_measured && measured <= 2 * near && near <= 2 * measured, "{bytes}: {measured}");
             let text = choice.to_string();
             for part in [direction.name(), choice.method().name(), "measured now", choice.ordering()] {
                 assert!(text.contains(part), "no '{part}' in: {text}");
@@ -151,14 +154,19 @@ fn it_uses_what_it_measured_to_be_quickest() {
 }
 
 #[test]
-fn with_page_locked_memory_the_copy_engine_is_measured_so() {
+fn with_page_locked_memory_agent_and_copy_engine_are_measured_so() {
     let session = session();
     let buffer = session.alloc(4096).unwrap();
-    let options = AutoOptions::default().page_locked().time(Duration::ZERO);
-    let copier = AutoCopier::new(&session, &buffer, options).unwrap();
-    let choice = copier.explain(CopyDirection::DeviceToHost, 1);
-    let has = |wanted| choice.candidates().iter().any(|(method, _)| *method == wanted);
-    assert!(has(CopyMethod::CopyEnginePinned) && !has(CopyMethod::CopyEngine), "{choice}");
+    for has_agent in [false, true] {
+        let options = AutoOptions::default().page_locked().time(Duration::ZERO);
+        let options = if has_agent { options.agent(stand_in()) } else { options };
+        let copier = AutoCopier::new(&session, &buffer, options).unwrap();
+        let choice = copier.explain(CopyDirection::DeviceToHost, 1);
+        let has = |wanted| choice.candidates().iter().any(|(method, _)| *method == wanted);
+        assert!(has(CopyMethod::CopyEnginePinned) && !has(CopyMethod::CopyEngine), "{choice}");
+        assert_eq!((has(CopyMethod::AgentPinned), has(CopyMethod::Agent)), (has_agent, has_agent), "{choice}");
+        assert_eq!(choice.is_reached(), has_agent);
+    }
 }
 
 /// Without being asked for, no block takes an SM and no thread a core.
@@ -252,11 +260,14 @@ fn copies_and_their_choice_allocate_nothing() {
     let options = AutoOptions::default().agent(stand_in().dedicated()).parallel(ParallelCopier::builder().threads(2));
     let mut copier = AutoCopier::with_policy(&session, &buffer, of_every_method(), options).unwrap();
     let mut host = vec![3; 64 << 10];
+    let mut reached = copier.host_buffer(64 << 10).unwrap();
     let mut used = Vec::with_capacity(100);
     let calls = calls_during(|| {
         for bytes in [0, 1, 8, 64, 100, 101, 2000, 3000, 3001, 9000, 9001, 20_000, 40_000, 40_001, 60_000] {
             copier.write(3, &host[..bytes]).unwrap();
             copier.read(5, &mut host[..bytes]).unwrap();
+            copier.write(3, &reached.as_slice()[..bytes]).unwrap();
+            copier.read(5, &mut reached.as_mut_slice()[..bytes]).unwrap();
             used.push(copier.explain(CopyDirection::DeviceToHost, bytes).method());
         }
     });
@@ -279,6 +290,86 @@ fn the_agent_can_be_used_by_itself() {
     let mut host = agent.host_buffer(8192).unwrap();
     agent.read_into(&mut host, &[Segment { range: 0, offset: 100, bytes: 8000, at: 64 }]).unwrap();
     assert!(host.as_slice()[64..8064] == data[100..8100]);
+}
+
+/// On a GPU `gpu_soak` does the same.
+#[test]
+fn the_copy_engine_finds_what_was_written_before() {
+    let session = session();
+    let buffer = session.alloc(engine::BYTES).unwrap();
+    let policy = engine::everything_by_the_copy_engine();
+    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
+    let mut host = copier.host_buffer(engine::BYTES).unwrap();
+    for bytes in [0, 1, 4096] {
+        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
+    }
+    let rounds = 20_000;
+    let seen = engine::rounds(&mut copier, host.as_mut_slice(), rounds, false);
+    assert_eq!(seen, engine::Seen { rounds, ..engine::Seen::default() });
+    let late = engine::rounds(&mut copier, host.as_mut_slice(), 1000, true);
+    // One byte can be what it was by chance.
+    assert!(late.stale_reads > 900 && late.lost_writes == 1000, "{late:?}");
+}
+
+const REACHED: &str = "1025- measured=65536 routine=scalar best=agent_pinned | scalar=79000 agent=8100 agent_pinned=3900 \
+                       copy_engine_pinned=8800";
+
+/// Memory that the agent reaches has the figures of such memory, and other memory the best of the rest.
+#[test]
+fn memory_that_the_agent_reaches_has_its_own_method() {
+    let session = session();
+    let buffer = session.alloc(200_000).unwrap();
+    let policy = policy("reached", &["1-1024 routine=scalar best=scalar", REACHED]);
+    let options = AutoOptions::default().agent(stand_in()).page_locked();
+    let mut copier = AutoCopier::with_policy(&session, &buffer, policy.clone(), options).unwrap();
+    let mut locked = copier.host_buffer(150_000).unwrap();
+    let mut own = vec![0; 150_000];
+    let mut other = vec![0; 150_000];
+    // SAFETY: the vector outlives the copier, and is not touched after an error.
+    unsafe { copier.register_host(own.as_mut_ptr(), own.len()) }.unwrap();
+    let method = |copier: &AutoCopier<'_>, host: &[u8]| {
+        let choice = copier.explain_with(CopyDirection::DeviceToHost, host);
+        (choice.method(), choice.is_reached(), choice.to_string())
+    };
+    for host in [&own[10..100_000], &locked.as_slice()[7..9000]] {
+        let (used, is_reached, text) = method(&copier, host);
+        assert!(is_reached && used == AutoMethod::Agent, "{text}");
+        assert!(text.contains(": agent (at 65536 bytes: scalar=79000.0 agent=8100.0 agent_pinned=3900.0"), "{text}");
+    }
+    let (used, is_reached, text) = method(&copier, &other);
+    assert!(!is_reached && used == AutoMethod::Agent, "{text}");
+    let says =
+        ": agent in place of agent_pinned, which is best with page-locked memory that the agent reaches (at 65536";
+    assert!(text.contains(says), "{text}");
+    assert!(copier.explain(CopyDirection::DeviceToHost, 65_536).is_reached(), "as the options say");
+    let small = copier.explain_with(CopyDirection::HostToDevice, &own[..1000]);
+    assert_eq!(small.method(), AutoMethod::Bar1);
+
+    let data = pattern(44, 150_000);
+    for bytes in [1, 1000, 1025, 65_536, 149_000] {
+        for host in [&mut own[..], locked.as_mut_slice(), &mut other[..]] {
+            host[13..13 + bytes].copy_from_slice(&data[bytes % 100..][..bytes]);
+            copier.write(77, &host[13..13 + bytes]).unwrap();
+            host.fill(0);
+            copier.read(77, &mut host[13..13 + bytes]).unwrap();
+            assert!(host[13..13 + bytes] == data[bytes % 100..][..bytes], "{bytes} bytes");
+            assert!(host[..13].iter().chain(&host[13 + bytes..]).all(|&byte| byte == 0));
+        }
+    }
+    copier.unregister_host(own.as_ptr()).unwrap();
+    assert!(!copier.explain_with(CopyDirection::DeviceToHost, &own).is_reached());
+    assert_eq!(copier.unregister_host(own.as_ptr()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+
+    // Without an agent the best for such memory is the copy engine, and registering is nothing.
+    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
+    // SAFETY: as above.
+    unsafe { copier.register_host(own.as_mut_ptr(), own.len()) }.unwrap();
+    copier.unregister_host(own.as_ptr()).unwrap();
+    let locked = copier.host_buffer(10_000).unwrap();
+    let (used, is_reached, text) = method(&copier, locked.as_slice());
+    assert!(!is_reached && used == AutoMethod::CopyEngine, "{text}");
+    assert!(text.contains("copy_engine in place of agent_pinned, which is best but not set up"), "{text}");
+    assert_eq!(copier.host_buffer(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Long runs on a real GPU: what `post_line` and `publish` promise, read by a kernel while it is being written.
+//! Long runs on a real GPU: what `post_line` and `publish` promise, read by a kernel while it is being written; and what an
+//! automatic copier promises of the copy engine.
 //!
-//! By default they take about a second each. `GDRCOPY_SOAK_MESSAGES=10000000000` and `GDRCOPY_SOAK_ROUNDS=100000000` make
-//! them long: half a minute for each routine and ten seconds, on an H200. Every soak has a control, in which the writer breaks the rule
+//! By default the former take about a second each. `GDRCOPY_SOAK_MESSAGES=10000000000` and `GDRCOPY_SOAK_ROUNDS=100000000`
+//! make them long: half a minute for each routine and ten seconds, on an H200. `GDRCOPY_SOAK_ENGINE_ROUNDS` (1000000) rounds
+//! of the copy engine have two CUDA calls each. Every soak has a control, in which the writer breaks the rule
 //! on purpose and the reader must notice.
 //!
 //! Without a GPU every test prints `SKIPPED` with the reason and passes. Kernels occupy the device: run them one at a time
@@ -15,6 +17,9 @@
 )]
 #![allow(clippy::as_conversions, clippy::unwrap_used, reason = "tests may panic and convert freely")]
 
+#[path = "common/engine.rs"]
+#[allow(unreachable_pub, reason = "shared with the other test binaries")]
+mod engine;
 #[path = "common/env.rs"]
 mod env;
 #[allow(dead_code, reason = "shared with the binary `gpu`, which uses all of it")]
@@ -26,7 +31,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use env::from_env;
+use gdrcopy::auto::{AutoCopier, AutoMethod, AutoOptions};
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
+use gdrcopy::policy::CopyDirection;
 use gdrcopy::{BackendKind, Mapping, Session};
 use zerocopy::IntoBytes;
 
@@ -119,6 +126,37 @@ impl Drop for Reader<'_> {
 
 fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
+}
+
+// --- stores, then the copy engine ------------------------------------------------------------------------------------------
+
+/// Between this thread's stores and the engine's copy is an `SFENCE` where the GPU orders writes, and a flush elsewhere.
+#[test]
+fn the_copy_engine_finds_what_was_written_before() {
+    let Some(session) = session(None) else { return };
+    let buffer = session.alloc(engine::BYTES).unwrap();
+    let policy = engine::everything_by_the_copy_engine();
+    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
+    let mut host = copier.host_buffer(engine::BYTES).unwrap();
+    for bytes in [0, 1, 4096] {
+        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
+    }
+    let rounds: usize = from_env("GDRCOPY_SOAK_ENGINE_ROUNDS", 1_000_000);
+    let started = Instant::now();
+    let seen = engine::rounds(&mut copier, host.as_mut_slice(), rounds, false);
+    println!(
+        "copy engine soak: {rounds} rounds of 1 to 4096 bytes in {:.1} s, writes ordered by the GPU: {}; {} reads without \
+         what was stored before, {} writes that did not stay",
+        started.elapsed().as_secs_f64(),
+        copier.mapping().publish_is_ordered(),
+        seen.stale_reads,
+        seen.lost_writes,
+    );
+    assert_eq!(seen, engine::Seen { rounds, ..engine::Seen::default() });
+    let late = engine::rounds(&mut copier, host.as_mut_slice(), 1000, true);
+    println!("copy engine control, stores that come late: {late:?}");
+    // One byte can be what it was by chance.
+    assert!(late.stale_reads > 900 && late.lost_writes == 1000, "{late:?}");
 }
 
 // --- torn reads ----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use gdrcopy::agent::AgentOptions;
+use gdrcopy::agent::{AgentOptions, HostBuffer};
 use gdrcopy::auto::{AutoCopier, AutoOptions};
-use gdrcopy::cuda::PinnedHost;
 use gdrcopy::tool::ab::{Arm, Estimate, Rounds, calls_in};
 use gdrcopy::tool::cpu::CpuList;
 use gdrcopy::tool::fail::Failure;
@@ -76,14 +75,21 @@ const THERE: &str = "only ways that there are take part";
 enum Way {
     Bar1,
     Parallel,
-    Agent,
+    /// With page-locked memory that its kernel reaches, or with any.
+    Agent(HostSide),
     Cuda(HostSide),
     Auto(HostSide),
 }
 
 /// In the order in which equals are named.
-const RIVALS: [Way; 5] =
-    [Way::Bar1, Way::Parallel, Way::Agent, Way::Cuda(HostSide::PageLocked), Way::Cuda(HostSide::Pageable)];
+const RIVALS: [Way; 6] = [
+    Way::Bar1,
+    Way::Parallel,
+    Way::Agent(HostSide::Pageable),
+    Way::Agent(HostSide::PageLocked),
+    Way::Cuda(HostSide::PageLocked),
+    Way::Cuda(HostSide::Pageable),
+];
 const HOSTS: [HostSide; 2] = [HostSide::Pageable, HostSide::PageLocked];
 
 impl Way {
@@ -91,7 +97,8 @@ impl Way {
         match self {
             Self::Bar1 => "bar1",
             Self::Parallel => "parallel",
-            Self::Agent => "agent",
+            Self::Agent(HostSide::Pageable) => "agent",
+            Self::Agent(HostSide::PageLocked) => "agent_pinned",
             Self::Cuda(HostSide::PageLocked) => CudaMemcpy::PINNED,
             Self::Cuda(HostSide::Pageable) => CudaMemcpy::PAGEABLE,
             Self::Auto(HostSide::Pageable) => "auto",
@@ -102,7 +109,7 @@ impl Way {
     /// Whether a copy between the device and such memory could have been made so.
     fn rivals(self, host: HostSide) -> bool {
         match self {
-            Self::Cuda(own) => own == host,
+            Self::Agent(own) | Self::Cuda(own) => own == host,
             Self::Auto(_) => false,
             _ => true,
         }
@@ -135,14 +142,15 @@ struct Bench<'a> {
     /// For ordinary memory.
     auto: RefCell<AutoCopier<'a>>,
     memory: RefCell<Vec<u8>>,
+    /// For page-locked memory. Its agent is the rival's, too.
+    locked: RefCell<AutoCopier<'a>>,
+    /// That copier's own.
+    locked_memory: RefCell<HostBuffer>,
     /// Where there is CUDA.
     cuda: Option<Cuda<'a>>,
 }
 
 struct Cuda<'a> {
-    /// For page-locked memory.
-    auto: RefCell<AutoCopier<'a>>,
-    memory: RefCell<PinnedHost>,
     pageable: CudaMemcpy<'a>,
     pinned: CudaMemcpy<'a>,
 }
@@ -150,27 +158,27 @@ struct Cuda<'a> {
 impl<'a> Bench<'a> {
     /// The way's host memory.
     fn with_host<T>(&self, way: Way, bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
-        match (way, &self.cuda) {
-            (Way::Cuda(HostSide::PageLocked) | Way::Auto(HostSide::PageLocked), Some(cuda)) => {
-                work(&mut cuda.memory.borrow_mut().as_mut_slice()[..bytes])
+        match way {
+            Way::Agent(HostSide::PageLocked) | Way::Cuda(HostSide::PageLocked) | Way::Auto(HostSide::PageLocked) => {
+                work(&mut self.locked_memory.borrow_mut().as_mut_slice()[..bytes])
             }
             _ => work(&mut self.memory.borrow_mut()[..bytes]),
         }
     }
 
     fn auto(&self, host: HostSide) -> &RefCell<AutoCopier<'a>> {
-        match (host, &self.cuda) {
-            (HostSide::PageLocked, Some(cuda)) => &cuda.auto,
-            _ => &self.auto,
+        match host {
+            HostSide::Pageable => &self.auto,
+            HostSide::PageLocked => &self.locked,
         }
     }
 
     fn has(&self, way: Way) -> bool {
         match way {
-            Way::Bar1 | Way::Auto(HostSide::Pageable) => true,
+            Way::Bar1 | Way::Auto(_) => true,
             Way::Parallel => self.parallel.is_some(),
-            Way::Agent => self.auto.borrow_mut().agent().is_some(),
-            Way::Cuda(_) | Way::Auto(HostSide::PageLocked) => self.cuda.is_some(),
+            Way::Agent(side) => self.auto(side).borrow_mut().agent().is_some(),
+            Way::Cuda(_) => self.cuda.is_some(),
         }
     }
 
@@ -182,8 +190,12 @@ impl<'a> Bench<'a> {
             (Way::Bar1, Direction::DeviceToHost) => self.mapping.read(0, host),
             (Way::Parallel, Direction::HostToDevice) => self.crew().write(&self.mapping, 0, host),
             (Way::Parallel, Direction::DeviceToHost) => self.crew().read(&self.mapping, 0, host),
-            (Way::Agent, Direction::HostToDevice) => self.auto.borrow_mut().agent().expect(THERE).write(0, 0, host),
-            (Way::Agent, Direction::DeviceToHost) => self.auto.borrow_mut().agent().expect(THERE).read(0, 0, host),
+            (Way::Agent(side), Direction::HostToDevice) => {
+                self.auto(side).borrow_mut().agent().expect(THERE).write(0, 0, host)
+            }
+            (Way::Agent(side), Direction::DeviceToHost) => {
+                self.auto(side).borrow_mut().agent().expect(THERE).read(0, 0, host)
+            }
             (Way::Cuda(side), Direction::HostToDevice) => self.cuda_memcpy(side).write(0, host),
             (Way::Cuda(side), Direction::DeviceToHost) => self.cuda_memcpy(side).read(0, host),
             (Way::Auto(side), Direction::HostToDevice) => self.auto(side).borrow_mut().write(0, host),
@@ -262,6 +274,10 @@ pub(crate) fn run(lab: &Lab<'_>, found: &mut Findings) -> std::result::Result<()
             "{}, back to back: AutoCopier over the best method with the same host memory [us]",
             direction.in_words()
         ))?;
+        lab.screen.line(
+            "ordinary memory is the program's own; page-locked memory is the copier's host_buffer, which the agent \
+             (agent_pinned) and the copy engine reach directly",
+        )?;
         lab.screen.line(&format!(
             "{:>8} {:<12}{:<12}{:>10}  {:<30}{:<22}{:<10}far behind",
             "size [B]", "host memory", "auto", "[us]", "best [us]", "auto / best", "verified"
@@ -322,13 +338,13 @@ fn set_up<'a>(
         }
     };
     let seconds = begin.elapsed().as_secs_f64();
+    let mut locked = AutoCopier::new(session, buffer, options.page_locked())?;
+    let locked_memory = locked.host_buffer(buffer.len())?;
     let cuda = if lab.rig.is_emulated() {
         found.skip(lab.screen, PART, "cudaMemcpy: an emulated GPU has none".to_owned())?;
         None
     } else {
         Some(Cuda {
-            auto: RefCell::new(AutoCopier::new(session, buffer, options.page_locked())?),
-            memory: RefCell::new(PinnedHost::new(gpu.ordinal, buffer.len())?),
             pageable: CudaMemcpy::new(buffer, HostSide::Pageable)?,
             pinned: CudaMemcpy::new(buffer, HostSide::PageLocked)?,
         })
@@ -340,6 +356,10 @@ fn set_up<'a>(
             lab.screen.line(&format!("  {}", auto.explain(direction, bytes)))?;
         }
     }
+    lab.screen.line("and with page-locked memory")?;
+    for direction in [Direction::HostToDevice, Direction::DeviceToHost] {
+        lab.screen.line(&format!("  {}", locked.explain(direction, JUDGED)))?;
+    }
     Ok(Bench {
         lab,
         mapping: session.pin(buffer)?.map()?,
@@ -347,6 +367,8 @@ fn set_up<'a>(
         parallel: builder.map(|builder| builder.build()).transpose()?,
         auto: RefCell::new(auto),
         memory: RefCell::new(vec![0; buffer.len()]),
+        locked: RefCell::new(locked),
+        locked_memory: RefCell::new(locked_memory),
         cuda,
     })
 }
@@ -434,21 +456,49 @@ fn one_size(
         ))?;
         regrets.push((host, regret));
     }
-    if let Some(auto) = at(Way::Auto(HOSTS[0])).filter(|_| is_judged) {
-        for (way, limit, target) in [
-            (Way::Cuda(HostSide::PageLocked), Target::AtMost(0.5), "D2H 64 KiB, auto / pinned cudaMemcpy"),
-            (Way::Bar1, Target::AtLeast(15.0), "D2H 64 KiB, BAR1 on one core / auto"),
-        ] {
-            match at(way) {
-                Some(rival) => {
-                    let ratio = rounds.ratio(auto, rival);
-                    found.compare(place, "auto", way.name(), ratio);
-                    let shown = if way == Way::Bar1 { ratio.map(f64::recip) } else { ratio };
-                    found.judge(PART, target, limit, "x", shown, String::new());
-                }
-                None => found.skip(lab.screen, PART, format!("{target}: there is no {}", way.name()))?,
-            }
-        }
+    if is_judged {
+        judge(bench, found, place, &|rival, host| {
+            let (own, rival) = (at(Way::Auto(host))?, at(rival)?);
+            Some(rounds.ratio(own, rival))
+        })?;
     }
     Ok(regrets)
+}
+
+/// The targets at 64 KiB: with page-locked memory on both sides, for that is what a pinned cudaMemcpy copies to. `ratio` is
+/// the automatic copier's time with such memory over a rival's.
+fn judge(
+    bench: &Bench<'_>,
+    found: &mut Findings,
+    place: Place,
+    ratio: &dyn Fn(Way, HostSide) -> Option<Estimate>,
+) -> std::result::Result<(), Failure> {
+    let lab = bench.lab;
+    for (way, limit, target) in [
+        (
+            Way::Cuda(HostSide::PageLocked),
+            Target::AtMost(0.5),
+            "D2H 64 KiB, page-locked memory, auto / pinned cudaMemcpy",
+        ),
+        (Way::Bar1, Target::AtLeast(15.0), "D2H 64 KiB, page-locked memory, BAR1 on one core / auto"),
+    ] {
+        let shown = |ratio: Estimate| if way == Way::Bar1 { ratio.map(f64::recip) } else { ratio };
+        match ratio(way, HostSide::PageLocked) {
+            Some(ratio) => {
+                found.compare(place, Way::Auto(HostSide::PageLocked).name(), way.name(), ratio);
+                found.judge(PART, target, limit, "x", shown(ratio), String::new());
+            }
+            None => found.skip(lab.screen, PART, format!("{target}: there is no {}", way.name()))?,
+        }
+        if let Some(ratio) = ratio(way, HostSide::Pageable) {
+            found.compare(place, Way::Auto(HostSide::Pageable).name(), way.name(), ratio);
+            lab.screen.line(&format!(
+                "{:>8} not judged, with ordinary memory: {} {:.3}",
+                "",
+                if way == Way::Bar1 { "BAR1 on one core / auto" } else { "auto / pinned cudaMemcpy" },
+                shown(ratio)
+            ))?;
+        }
+    }
+    Ok(())
 }

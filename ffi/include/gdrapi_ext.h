@@ -241,9 +241,19 @@ int gdrx_agent_create(gdr_t g, const gdrx_range_t *ranges, size_t count, const g
                       gdrx_agent_t *agent);
 
 /* Reads `size` bytes from byte `offset` of range `range` (its place in the list) into any host memory, and writes them
- * from there: through page-locked memory inside the agent. EINVAL if that reaches past the range. */
+ * from there. The kernel itself does that where it reaches all of the memory: a buffer of gdrx_agent_alloc, or what
+ * gdrx_agent_register_host was told of. Otherwise it goes through page-locked memory inside the agent. EINVAL if that
+ * reaches past the range. After an error that is final, registered memory is not to be touched until the agent has been
+ * destroyed, for the kernel may still be at work on it. */
 int gdrx_agent_read(gdrx_agent_t agent, size_t range, size_t offset, void *to, size_t size);
 int gdrx_agent_write(gdrx_agent_t agent, size_t range, size_t offset, const void *from, size_t size);
+
+/* Lets the kernel reach page-locked memory that is not the agent's, which saves a copy: that of cudaHostAlloc
+ * (cuMemHostAlloc, PyTorch's pinned tensors), or what cudaHostRegister (cuMemHostRegister) has page-locked; any part of
+ * it. **It must stay allocated and page-locked until it is taken back**, by its first byte, or the agent is destroyed.
+ * EINVAL for memory that is not page-locked, or known already; with cpu_stand_in any memory will do. */
+int gdrx_agent_register_host(gdrx_agent_t agent, void *memory, size_t size);
+int gdrx_agent_unregister_host(gdrx_agent_t agent, void *memory);
 
 /* Zeroed, page-locked host memory that the kernel itself reads and writes, which saves a copy. Its address names it
  * below. Freed memory is kept for the next gdrx_agent_alloc that it fits, and given back when the agent is destroyed;
@@ -299,10 +309,11 @@ typedef struct gdrx_auto_options {
     size_t size;                       /* sizeof(gdrx_auto_options_t) */
     const gdrx_agent_options_t *agent; /* an agent may be used, with these options, on the buffer's GPU; NULL: none */
     int threads;                       /* of a copier, the caller included: 2 to 64; -1: as many as gain; 0: none */
-    int unused;                        /* 0 */
+    int page_locked;                   /* 1: the host memory of the copies is page-locked, and measured so; the agent
+                                        * reaches what gdrx_auto_register_host was told of. 0: ordinary memory */
     const char *cpus;                  /* where they are kept, as in gdrx_copier_create */
-    size_t largest;                    /* largest size that is measured, at least 64; default 4 MiB */
-    uint64_t milliseconds;             /* about how long measuring may take; default 300 */
+    size_t largest;                    /* largest size that is measured, at least 64; default 64 MiB */
+    uint64_t milliseconds;             /* about how long measuring may take; default 500 */
 } gdrx_auto_options_t;
 
 typedef enum gdrx_direction {
@@ -316,6 +327,12 @@ int gdrx_auto_create(gdr_t g, uint64_t addr, const gdrx_auto_options_t *options,
 /* Copies from and to byte `offset` of the buffer. EINVAL past its end; otherwise what the way it is done returns. */
 int gdrx_auto_read(gdrx_auto_t copier, size_t offset, void *to, size_t size);
 int gdrx_auto_write(gdrx_auto_t copier, size_t offset, const void *from, size_t size);
+
+/* Lets the copier's agent reach page-locked memory itself, as gdrx_agent_register_host does, and under the same
+ * conditions: the memory stays until it is taken back or the copier is destroyed. Without an agent there is nothing to
+ * do. */
+int gdrx_auto_register_host(gdrx_auto_t copier, void *memory, size_t size);
+int gdrx_auto_unregister_host(gdrx_auto_t copier, void *memory);
 
 /* Writes in one line what it does with a copy of `size` bytes, what each way took when it was measured (medians, in
  * nanoseconds), and how order is kept, cut to `room` bytes including the terminating zero. */

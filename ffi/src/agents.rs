@@ -1,5 +1,7 @@
 //! `gdrx_agent_t`: push agents, and the host buffers that their kernels write.
 
+#![allow(unsafe_code, reason = "duties of the C caller are handed on")]
+
 use std::ffi::c_void;
 use std::time::Duration;
 
@@ -90,7 +92,6 @@ fn device_range(open: &Open, asked: &types::Range) -> Result<DeviceRange<'static
         let end = offset.checked_add(asked.size).ok_or_else(|| Failure::invalid("a range reaches past all memory"))?;
         return Ok(DeviceRange::from(buffer).slice(offset..end)?);
     }
-    #[allow(unsafe_code, reason = "the duty is the C caller's")]
     // SAFETY: the duty that the memory outlives the agent is passed on to the C caller (gdrapi_ext.h says so).
     Ok(unsafe { DeviceRange::from_raw(GpuAddr::new(asked.addr), asked.size) }?)
 }
@@ -128,6 +129,20 @@ impl Agent {
     #[inline]
     pub(crate) fn push(&mut self) -> &mut PushAgent<'static> {
         &mut self.push
+    }
+
+    /// Lets the kernel reach memory of the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As [`PushAgent::register_host`].
+    pub(crate) unsafe fn register_host(&mut self, memory: *mut c_void, size: usize) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        Ok(unsafe { self.push.register_host(memory.cast(), size) }?)
+    }
+
+    pub(crate) fn unregister_host(&mut self, memory: *mut c_void) -> Result<(), Failure> {
+        Ok(self.push.unregister_host(memory.cast_const().cast())?)
     }
 
     /// Gives zeroed memory, that of a freed buffer where one fits.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "a copier borrows the buffer that is kept beside it")]
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use gdrcopy::DeviceBuffer;
@@ -47,6 +48,22 @@ pub(crate) fn read(handle: u64, offset: usize, to: &mut [u8]) -> Result<(), Fail
 #[inline]
 pub(crate) fn write(handle: u64, offset: usize, from: &[u8]) -> Result<(), Failure> {
     AUTOS.first(handle, |auto| auto.copier.write(offset, from).map_err(Failure::of_agent))
+}
+
+/// Lets the copier's agent reach memory of the caller's.
+///
+/// # Safety
+///
+/// As [`AutoCopier::register_host`].
+pub(crate) unsafe fn register_host(handle: u64, memory: *mut c_void, size: usize) -> Result<(), Failure> {
+    AUTOS.check_process(handle)?;
+    // SAFETY: the caller's duty.
+    AUTOS.first(handle, |auto| Ok(unsafe { auto.copier.register_host(memory.cast(), size) }?))
+}
+
+pub(crate) fn unregister_host(handle: u64, memory: *mut c_void) -> Result<(), Failure> {
+    AUTOS.check_process(handle)?;
+    AUTOS.first(handle, |auto| Ok(auto.copier.unregister_host(memory.cast_const().cast())?))
 }
 
 /// What it does with so many bytes, and why.

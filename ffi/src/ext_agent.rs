@@ -112,7 +112,26 @@ pub extern "C" fn gdrx_agent_free(agent: AgentHandle, buffer: *mut c_void) -> c_
     entry("gdrx_agent_free", || agents::with_own(agent.h, |agent| agent.free(buffer.addr())))
 }
 
-/// Reads pieces into such memory.
+/// Lets the kernel reach page-locked memory of the caller's.
+///
+/// # Safety
+///
+/// The memory stays allocated and page-locked until it is taken back or the agent is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdrx_agent_register_host(agent: AgentHandle, memory: *mut c_void, size: usize) -> c_int {
+    entry("gdrx_agent_register_host", || {
+        // SAFETY: the caller's duty.
+        agents::with_own(agent.h, |agent| unsafe { agent.register_host(memory, size) })
+    })
+}
+
+/// Takes it back.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdrx_agent_unregister_host(agent: AgentHandle, memory: *mut c_void) -> c_int {
+    entry("gdrx_agent_unregister_host", || agents::with_own(agent.h, |agent| agent.unregister_host(memory)))
+}
+
+/// Reads pieces into a buffer of `gdrx_agent_alloc`.
 ///
 /// # Safety
 ///
@@ -257,6 +276,9 @@ unsafe fn auto_options(asked: &AutoOptions) -> Result<gdrcopy::auto::AutoOptions
         }
         made = made.parallel(parallel);
     }
+    if asked.page_locked != 0 {
+        made = made.page_locked();
+    }
     if asked.largest != 0 {
         made = made.largest(asked.largest);
     }
@@ -316,6 +338,25 @@ pub unsafe extern "C" fn gdrx_auto_write(copier: AutoHandle, offset: usize, from
         let from = unsafe { source(from, size) }?;
         autos::write(copier.h, offset, from)
     })
+}
+
+/// Lets the copier's agent reach page-locked memory of the caller's.
+///
+/// # Safety
+///
+/// The memory stays allocated and page-locked until it is taken back or the copier is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdrx_auto_register_host(copier: AutoHandle, memory: *mut c_void, size: usize) -> c_int {
+    entry("gdrx_auto_register_host", || {
+        // SAFETY: the caller's duty.
+        unsafe { autos::register_host(copier.h, memory, size) }
+    })
+}
+
+/// Takes it back.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdrx_auto_unregister_host(copier: AutoHandle, memory: *mut c_void) -> c_int {
+    entry("gdrx_auto_unregister_host", || autos::unregister_host(copier.h, memory))
 }
 
 /// What it does with so many bytes, and why.

@@ -107,7 +107,7 @@ pub struct AutoOptions {
     /// 0: the caller alone; -1: as many as gain something.
     pub threads: c_int,
     /// 0.
-    pub unused: c_int,
+    pub page_locked: c_int,
     /// For the threads; null: the quickest.
     pub cpus: *const c_char,
     /// Largest size that is measured.
@@ -119,7 +119,7 @@ pub struct AutoOptions {
 impl Default for AutoOptions {
     fn default() -> Self {
         let (agent, cpus) = (std::ptr::null(), std::ptr::null());
-        Self { size: 0, agent, threads: 0, unused: 0, cpus, largest: 0, milliseconds: 0 }
+        Self { size: 0, agent, threads: 0, page_locked: 0, cpus, largest: 0, milliseconds: 0 }
     }
 }
 

@@ -13,14 +13,14 @@ const ATTRIBUTE_CAPABILITY: i32 = 75;
 const HOPPER: i32 = 9;
 
 /// Bytes of a stage.
-const CHUNK: u32 = 8 << 10;
+const CHUNK: u32 = 16 << 10;
 /// What the stages start at a multiple of.
 const ALIGN: u32 = 128;
-/// Stages if nobody asks for another number: 128 KiB. Five of them wait for stores; the others keep 88 KiB under way, and the
-/// link of an H200 needs 51 GB/s times 1.6 us, 82 KiB.
-pub(super) const STAGES: u32 = 16;
+/// Stages if nobody asks for another number: 160 KiB. Three of them wait for stores; the others keep 112 KiB under way, and the
+/// link of an H200 needs 51 GB/s times 1.9 us, 97 KiB.
+pub(super) const STAGES: u32 = 10;
 /// With as many, more is under way than 256 threads have by their own loads, 32 KiB.
-const FEWEST: u32 = 10;
+const FEWEST: u32 = 5;
 
 /// The kernel's module, and whether it is the one with bulk copies.
 ///

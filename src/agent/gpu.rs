@@ -11,7 +11,7 @@ use super::memory::HostMemory;
 use crate::cuda::context::Device;
 use crate::cuda::driver::Driver;
 use crate::cuda::near;
-use crate::cuda::pointer::{Block, Pools};
+use crate::cuda::pointer::{self, Block, Pools};
 use crate::cuda::{Kernel, Module, Priority, Stream};
 use crate::error::{Error, ErrorKind, Feature, Result};
 use crate::range::GpuAddr;
@@ -77,6 +77,11 @@ pub(super) fn check_address(ordinal: usize, addr: GpuAddr) -> Result<()> {
         return refuse(cause, "allocate in the primary context (as the CUDA runtime does), or with Session::alloc");
     }
     Ok(())
+}
+
+/// Where the kernel finds page-locked host memory.
+pub(super) fn host_address(ordinal: usize, memory: *const u8, bytes: usize) -> Result<u64> {
+    pointer::of_page_locked(ordinal, memory, bytes).map(GpuAddr::raw)
 }
 
 /// The loaded kernel and its stream.

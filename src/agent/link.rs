@@ -121,7 +121,9 @@ impl<'a> Link<'a> {
         self.control.left(self.generation).is_some()
     }
 
-    fn check(&self) -> Result<()> {
+    /// The error that is final, if there was one.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
         match &self.broken {
             None => Ok(()),
             Some(error) => Err(error.clone()),
@@ -314,6 +316,40 @@ impl<'a> Link<'a> {
             let cause = format!("the kernel did not start within {ms} ms: other kernels occupy the GPU");
             Error::new("agent", ErrorKind::Busy, cause)
                 .remedy("start the agent dedicated() and before them, or give it a longer deadline")
+        }
+    }
+
+    /// After an error: makes orders to stop of all that was rung for and not answered, and waits until the kernel is at none
+    /// of it. Whether that is certain; if not, the kernel may still be copying.
+    #[cold]
+    pub(super) fn retract(&mut self) -> bool {
+        let stop = Doorbell { order: Order::Stop, source: 0, target: 0, bytes: 0 };
+        let answered = self.control.answered();
+        // One beyond the last, for a kernel that has just read that one. A doorbell is two parts that are each seen whole, and
+        // either of these with the other one of before asks for nothing.
+        let unanswered = self.next.wrapping_sub(answered).min(self.lines / 2 + 1);
+        for back in 0..unanswered {
+            let number = self.next.wrapping_sub(back);
+            if self.post_bell(number, stop).is_err() {
+                return false;
+            }
+        }
+        fence::store();
+        if self.rings.iter().any(|ring| ring.flush().is_err()) {
+            return false;
+        }
+        let started = Instant::now();
+        loop {
+            // An error is one of the context, which took the kernel along.
+            if self.has_left() || self.engine.has_ended().unwrap_or(true) {
+                return true;
+            }
+            if started.elapsed() > self.deadline {
+                // One that has yet to start will find nothing else.
+                return self.control.started() != self.generation;
+            }
+            self.engine.give_way();
+            std::hint::spin_loop();
         }
     }
 

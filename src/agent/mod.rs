@@ -10,8 +10,10 @@
 
 #![allow(unsafe_code, reason = "host memory that a kernel writes is reached through raw pointers and atomics")]
 
+mod bounce;
 #[cfg(feature = "cuda")]
 mod bulk;
+mod copies;
 mod engine;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -19,10 +21,13 @@ mod link;
 mod memory;
 mod options;
 mod push;
+mod reach;
 mod request;
 mod standin;
 mod wire;
 
+#[doc(hidden)]
+pub use bounce::{Bounce, Drain};
 pub use memory::HostBuffer;
 pub use options::AgentOptions;
 #[doc(hidden)]

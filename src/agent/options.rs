@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::bounce::Bounce;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of the longest message that packets carry.
@@ -19,10 +20,10 @@ pub struct AgentOptions {
     pub(super) deadline: Duration,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a stand-in has no bulk copies"))]
     pub(super) stages: u32,
-    pub(super) bulk_pushes: bool,
     pub(super) stand_in: bool,
     pub(super) first_number: u32,
     pub(super) fault: Option<(u64, Fault)>,
+    pub(super) bounce: Bounce,
 }
 
 /// How a stand-in kernel can fail, for tests.
@@ -33,6 +34,8 @@ pub enum Fault {
     Dies,
     /// It neither answers nor ends.
     Hangs,
+    /// It does nothing for so long, and then goes on.
+    Sleeps(Duration),
 }
 
 impl Default for AgentOptions {
@@ -49,10 +52,10 @@ impl Default for AgentOptions {
             stages: super::bulk::STAGES,
             #[cfg(not(feature = "cuda"))]
             stages: 0,
-            bulk_pushes: false,
             stand_in: false,
             first_number: 1,
             fault: None,
+            bounce: Bounce::default(),
         }
     }
 }
@@ -79,8 +82,8 @@ impl AgentOptions {
         self
     }
 
-    /// Reads of up to so many bytes into memory that is not a [`HostBuffer`](super::HostBuffer) come as packets that
-    /// carry their own sequence numbers, without a fence on the GPU; 0 to 1024, 1024 by default.
+    /// [Reads](super::PushAgent::read) of up to so many bytes come as packets that carry their own sequence numbers, without
+    /// a fence on the GPU; 0 to 1024, 1024 by default.
     #[must_use]
     pub fn packet_bytes(mut self, bytes: usize) -> Self {
         self.packet_bytes = bytes;
@@ -127,20 +130,12 @@ impl AgentOptions {
         self
     }
 
-    /// Stages of 8 KiB of shared memory for bulk copies from host memory, at most what the GPU has; 0: none, and no bulk
-    /// copies. Fewer than 10 are none.
+    /// Stages of 16 KiB of shared memory for bulk copies from host memory, at most what the GPU has; 0: none, and no bulk
+    /// copies. Fewer than 5 are none.
     #[doc(hidden)]
     #[must_use]
     pub fn bulk_stages(mut self, stages: u32) -> Self {
         self.stages = stages;
-        self
-    }
-
-    /// Whether reads into a [`HostBuffer`](super::HostBuffer) may go in bulk copies, too; not by default.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn bulk_pushes(mut self, wanted: bool) -> Self {
-        self.bulk_pushes = wanted;
         self
     }
 
@@ -149,6 +144,14 @@ impl AgentOptions {
     #[must_use]
     pub fn first_number(mut self, number: u32) -> Self {
         self.first_number = number;
+        self
+    }
+
+    /// How reads go into memory that the kernel does not reach, so that benches can compare.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bounce(mut self, bounce: Bounce) -> Self {
+        self.bounce = bounce;
         self
     }
 

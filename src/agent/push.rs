@@ -5,13 +5,15 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::bounce::{Bounce, SLOT, SLOTS};
 use super::engine::Engine;
 use super::link::{Link, prepare};
-use super::memory::{HostBuffer, HostMemory, Place};
+use super::memory::{self, HostBuffer, HostMemory, Place};
 use super::options::AgentOptions;
+use super::reach::Reach;
 use super::request::{Segment, SubmitError, Ticket};
 use super::standin::StandIn;
-use super::wire::{Control, LINE, MAX_BYTES, Order, index, low};
+use super::wire::{Control, LINE, MAX_BYTES, Order, index};
 use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind, Feature, Result};
 use crate::pinned::Pinned;
@@ -20,15 +22,8 @@ use crate::session::Session;
 use crate::sys::num::u64_of;
 use crate::sys::process::Owner;
 
-/// What one doorbell brings of a read into memory that the GPU cannot write, and how many of them are under way at once.
-const CHUNK: usize = 128 << 10;
-const CHUNKS: usize = 8;
-/// The same for a write: smaller, for nothing is under way while the first is copied.
-const PIECE: usize = 32 << 10;
 /// Pages enough for a ring of the usual length in each half of the L2 cache: one allocation is no smaller anyhow.
 const RING_SPACE: usize = 64 << 10;
-/// A chunk keeps its source's place in a line of 64 bytes, so that the kernel has nothing to shift.
-const SLOT: usize = CHUNK + 64;
 
 /// Copies between device memory and the host by means of a block of threads that stays on the GPU.
 ///
@@ -52,8 +47,11 @@ const SLOT: usize = CHUNK + 64;
 ///
 /// // Without a copy on the CPU's side: into memory that the GPU writes.
 /// let mut buffer = agent.host_buffer(1 << 20)?;
-/// agent.read_into(&mut buffer, &[Segment { range: 0, offset: 0, bytes: 1 << 20, at: 0 }])?;
+/// agent.read(0, 0, buffer.as_mut_slice())?;
 /// assert_eq!(&buffer.as_slice()[..8], b"computed");
+/// // The same in pieces, of which there may be any number.
+/// agent.read_into(&mut buffer, &[Segment { range: 0, offset: 12, bytes: 8, at: 0 }])?;
+/// assert_eq!(&buffer.as_slice()[..8], b"a kernel");
 /// # Ok::<(), gdrcopy::Error>(())
 /// ```
 ///
@@ -88,19 +86,21 @@ const SLOT: usize = CHUNK + 64;
 /// An error other than `OutOfBounds`, `InvalidArgument` and `WrongProcess` is final: every later request returns it.
 pub struct PushAgent<'a> {
     /// Dropped only when the kernel has ended, and in the process that made it.
-    parts: ManuallyDrop<Parts<'a>>,
-    packet_bytes: usize,
-    bulk_pushes: bool,
+    pub(super) parts: ManuallyDrop<Parts<'a>>,
+    pub(super) packet_bytes: usize,
+    pub(super) bounce: Bounce,
     place: Place,
     id: u64,
     owner: Owner,
 }
 
 /// What the kernel uses.
-struct Parts<'a> {
-    link: Link<'a>,
-    bounce: HostMemory,
-    buffers: Vec<Arc<HostMemory>>,
+pub(super) struct Parts<'a> {
+    pub(super) link: Link<'a>,
+    pub(super) bounce: HostMemory,
+    pub(super) buffers: Vec<Arc<HostMemory>>,
+    /// Those, and what was registered.
+    pub(super) reach: Reach,
     ranges: Vec<Range<'a>>,
     _session: Session,
 }
@@ -182,7 +182,7 @@ impl<'a> PushAgent<'a> {
                 .remedy("name the device memory that the agent shall read"));
         }
 
-        let bounce = HostMemory::new(place, SLOT * CHUNKS)?;
+        let bounce = HostMemory::new(place, SLOT * SLOTS)?;
         #[cfg(feature = "cuda")]
         let gpu = match place {
             Place::Gpu(ordinal) => Some(super::gpu::Gpu::new(ordinal, options.threads, options.stages)?),
@@ -233,117 +233,91 @@ impl<'a> PushAgent<'a> {
         let link = Link::start(engine, rings, control, &options)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
-            parts: ManuallyDrop::new(Parts { link, bounce, buffers: Vec::new(), ranges, _session: session.clone() }),
+            parts: ManuallyDrop::new(Parts {
+                link,
+                bounce,
+                buffers: Vec::new(),
+                reach: Reach::default(),
+                ranges,
+                _session: session.clone(),
+            }),
             packet_bytes: options.packet_bytes,
-            bulk_pushes: options.bulk_pushes,
+            bounce: options.bounce,
             place,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::here(),
         })
     }
 
-    /// Page-locked, zeroed host memory that the agent can write.
+    /// Page-locked, zeroed host memory that the agent reads and writes directly.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for 0 bytes, `OutOfMemory`, `WrongProcess`.
     pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer> {
         self.owner.check("agent")?;
-        if bytes == 0 {
-            return Err(Error::new("agent", ErrorKind::InvalidArgument, "a host buffer of 0 bytes")
-                .remedy("ask for at least 1 byte"));
-        }
+        memory::some(bytes)?;
         let memory = Arc::new(HostMemory::new(self.place, bytes)?);
+        self.parts.reach.add(memory.ptr().addr(), bytes, memory.addr(), false);
         // Freed only when the kernel has ended, for freeing waits for it.
         self.parts.buffers.push(Arc::clone(&memory));
         Ok(HostBuffer::new(memory, self.id))
     }
 
+    /// Lets [`read`](Self::read) and [`write`](Self::write) reach page-locked memory directly that is not the agent's: that
+    /// of `cuMemHostAlloc` (`cudaHostAlloc`, PyTorch's pinned tensors), or what `cuMemHostRegister` (`cudaHostRegister`)
+    /// page-locked. Any part of an allocation will do. CUDA is asked once, here, where the kernel finds it.
+    ///
+    /// With [`AgentOptions::cpu_stand_in`] any memory will do.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for memory that is not page-locked, or of which some is registered already or a
+    /// [host buffer](Self::host_buffer); `WrongProcess`, or what CUDA reports.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated and page-locked until it is [taken back](Self::unregister_host) or the agent has been
+    /// dropped. (Freeing page-locked memory waits for the kernel in any case.) After an error of a request with it that is
+    /// final, it is not touched before the agent has been dropped, for the kernel may still be at work on it.
+    pub unsafe fn register_host(&mut self, memory: *mut u8, bytes: usize) -> Result<()> {
+        self.owner.check("agent")?;
+        self.parts.reach.check(memory.addr(), bytes)?;
+        let addr = match self.place {
+            #[cfg(feature = "cuda")]
+            Place::Gpu(ordinal) => super::gpu::host_address(ordinal, memory, bytes)?,
+            Place::StandIn => u64_of(memory.expose_provenance()),
+        };
+        self.parts.reach.add(memory.addr(), bytes, addr, true);
+        Ok(())
+    }
+
+    /// Takes memory back that was [registered](Self::register_host), by its first byte. It may be freed then.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if none was registered that begins there, `WrongProcess`.
+    pub fn unregister_host(&mut self, memory: *const u8) -> Result<()> {
+        self.owner.check("agent")?;
+        self.parts.reach.remove(memory.addr())
+    }
+
+    /// Whether all of these bytes lie in one [host buffer](Self::host_buffer) of the agent's or in one piece of
+    /// [registered](Self::register_host) memory, so that they are read and written without a copy on the CPU's side.
+    #[inline]
+    #[must_use]
+    pub fn reaches(&self, host: &[u8]) -> bool {
+        self.parts.reach.find(host.as_ptr().addr(), host.len()).is_some()
+    }
+
     /// The device address of `bytes` bytes from `offset` in a registered range.
     #[inline]
-    fn device(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
+    pub(super) fn device(&self, range: usize, offset: usize, bytes: usize) -> Result<u64> {
         self.owner.check("agent")?;
         match self.parts.ranges.get(range) {
             Some(found) if offset <= found.len && bytes <= found.len - offset => Ok(found.addr + u64_of(offset)),
             found => Err(no_such_bytes(found, range, offset, bytes)),
         }
-    }
-
-    /// Reads `to.len()` bytes from byte `offset` of registered range `range` into any memory.
-    ///
-    /// Up to [`AgentOptions::packet_bytes`] come as packets with sequence numbers; more come through page-locked memory
-    /// inside the agent, from which they are copied while the rest is on its way. [`PushAgent::read_into`] saves that copy.
-    ///
-    /// # Errors
-    ///
-    /// `OutOfBounds`, `WrongProcess`: nothing was read. `Busy` if the kernel neither answered nor started within
-    /// [`AgentOptions::deadline`], or what CUDA reports.
-    #[inline]
-    pub fn read(&mut self, range: usize, offset: usize, to: &mut [u8]) -> Result<()> {
-        let source = self.device(range, offset, to.len())?;
-        if to.is_empty() {
-            return Ok(());
-        }
-        if to.len() > self.packet_bytes {
-            return self.read_chunks(source, to);
-        }
-        let bytes = u32::try_from(to.len()).unwrap_or(u32::MAX);
-        let link = &mut self.parts.link;
-        let number = link.ring(Order::Send, source, 0, bytes)?;
-        link.take_packets(number, to)
-    }
-
-    fn read_chunks(&mut self, source: u64, to: &mut [u8]) -> Result<()> {
-        let parts = &mut *self.parts;
-        let (len, chunks) = (to.len(), to.len().div_ceil(CHUNK));
-        // CHUNK is a multiple of 64: all chunks have the first one's place in a line.
-        let skip = index(low(source & 63));
-        let place = |chunk: usize| SLOT * (chunk % CHUNKS) + skip;
-        let mut numbers = [0; CHUNKS];
-        let mut rung = 0;
-        for (taken, chunk) in to.chunks_mut(CHUNK).enumerate() {
-            while rung < chunks.min(taken + CHUNKS) {
-                let start = rung * CHUNK;
-                let bytes = u32::try_from(CHUNK.min(len - start)).unwrap_or(u32::MAX);
-                let target = parts.bounce.addr() + u64_of(place(rung));
-                numbers[rung % CHUNKS] =
-                    parts.link.ring(Order::CopyAndAnswer, source + u64_of(start), target, bytes)?;
-                rung += 1;
-            }
-            parts.link.wait(numbers[taken % CHUNKS])?;
-            let from = parts.bounce.ptr().wrapping_add(place(taken)).cast_const();
-            // SAFETY: a chunk inside the bounce memory, which the kernel wrote and, until it is rung for again, leaves
-            // alone; `chunk` is a slice of its own.
-            unsafe { chunk.as_mut_ptr().copy_from_nonoverlapping(from, chunk.len()) };
-        }
-        Ok(())
-    }
-
-    /// Writes `from` at byte `offset` of registered range `range`, from any memory: it is copied to page-locked memory inside
-    /// the agent, and fetched from there while the rest is copied. [`PushAgent::write_from`] saves that copy.
-    ///
-    /// # Errors
-    ///
-    /// As [`PushAgent::read`].
-    pub fn write(&mut self, range: usize, offset: usize, from: &[u8]) -> Result<()> {
-        let target = self.device(range, offset, from.len())?;
-        let parts = &mut *self.parts;
-        let skip = index(low(target & 63));
-        let mut numbers = [0; CHUNKS];
-        let mut last = None;
-        for (n, piece) in from.chunks(PIECE).enumerate() {
-            if n >= CHUNKS {
-                parts.link.wait(numbers[n % CHUNKS])?;
-            }
-            let place = SLOT * (n % CHUNKS) + skip;
-            // SAFETY: a piece inside the bounce memory, which the kernel does not use: what was rung for it is answered.
-            unsafe { parts.bounce.ptr().wrapping_add(place).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-            let (source, target) = (parts.bounce.addr() + u64_of(place), target + u64_of(n * PIECE));
-            let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            numbers[n % CHUNKS] = parts.link.ring(Order::BulkAndAnswer, source, target, bytes)?;
-            last = Some(numbers[n % CHUNKS]);
-        }
-        last.map_or(Ok(()), |number| parts.link.wait(number))
     }
 
     /// Reads pieces of registered ranges into a buffer that the GPU writes itself, and waits for all of them.
@@ -454,7 +428,7 @@ impl<'a> PushAgent<'a> {
     fn ring_all(&mut self, way: Way, buffer: &HostBuffer, segments: &[Segment]) -> Result<u32> {
         // The last piece is the one that is answered, so each waits for the next.
         let mut last = (0, 0, 0);
-        let order = if way == Way::Pull || self.bulk_pushes { Order::Bulk } else { Order::Copy };
+        let order = if way == Way::Pull { Order::Bulk } else { Order::Copy };
         for segment in segments {
             let device = self.device(segment.range, segment.offset, segment.bytes)?;
             let host = buffer.addr(self.id, segment.at, segment.bytes)?;

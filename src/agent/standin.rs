@@ -142,6 +142,7 @@ impl Block {
                 Some((at, Fault::Hangs)) if at == number => loop {
                     thread::park();
                 },
+                Some((at, Fault::Sleeps(time))) if at == number => thread::sleep(time),
                 _ => {}
             }
             let bell = if warp == 0 { self.lead(started, count, number) } else { self.follow(count, number) };
@@ -233,20 +234,27 @@ impl Block {
         }
     }
 
-    /// Device memory by its window; any other address is one of the host's, exposed when its memory was allocated.
+    /// Device memory by its window.
+    fn window(&self, addr: u64, bytes: usize) -> Option<*mut u8> {
+        self.ranges.iter().find_map(|window| window.find(addr, bytes))
+    }
+
+    /// Device memory by its window; any other address is one of the host's, exposed when it was handed over.
     fn place(&self, addr: u64, bytes: usize) -> *mut u8 {
-        let window = self.ranges.iter().find_map(|window| window.find(addr, bytes));
-        window.unwrap_or_else(|| std::ptr::with_exposed_provenance_mut(usize_of(addr)))
+        self.window(addr, bytes).unwrap_or_else(|| std::ptr::with_exposed_provenance_mut(usize_of(addr)))
     }
 
     fn load(&self, addr: u64, to: &mut [u8]) {
         if to.is_empty() {
             return;
         }
-        let from = self.place(addr, to.len());
+        let Some(from) = self.window(addr, to.len()) else {
+            let from = self.place(addr, to.len()).cast_const();
+            // SAFETY: host memory that is left alone until the answer; `to` is the thread's own.
+            return unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
+        };
         fence::full();
-        // SAFETY: inside a window of whole pages, which outlives the threads, or in host memory that is aligned to a page
-        // and left alone until the answer.
+        // SAFETY: inside a window of whole pages, which outlives the threads.
         unsafe { copy::preferred().load(to, from) };
         fence::load();
     }
@@ -256,7 +264,7 @@ impl Block {
             return;
         }
         let to = self.place(addr, from.len());
-        // SAFETY: as in `load`.
+        // SAFETY: inside a window, which outlives the threads, or host memory that is left alone until the answer.
         unsafe { copy::preferred().store(to, from) };
         fence::store();
     }

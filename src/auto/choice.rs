@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::method::AutoMethod;
+use super::table::HostKind;
 use crate::policy::{Choice, CopyDirection, CopyMethod};
 
 /// What an [`AutoCopier`](super::AutoCopier) does with a copy, and why. As text it is one line.
@@ -11,6 +12,9 @@ pub struct AutoChoice<'a> {
     pub(super) choice: Choice<'a>,
     pub(super) bytes: usize,
     pub(super) method: AutoMethod,
+    /// The host memory that it is about.
+    pub(super) host: HostKind,
+    pub(super) has_agent: bool,
 }
 
 impl AutoChoice<'_> {
@@ -18,6 +22,13 @@ impl AutoChoice<'_> {
     #[must_use]
     pub fn method(&self) -> AutoMethod {
         self.method
+    }
+
+    /// Whether it is about host memory that the agent reaches: a [host buffer](super::AutoCopier::host_buffer), or memory
+    /// that was [registered](super::AutoCopier::register_host).
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.host == HostKind::Reached
     }
 
     /// The best method by the policy. The copier may have to do without it.
@@ -59,11 +70,15 @@ impl fmt::Display for AutoChoice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = self.best();
         write!(f, "{} of {} bytes: {}", self.direction(), self.bytes, self.method)?;
-        if AutoMethod::of(best) != self.method {
-            let why = match best {
-                CopyMethod::CudaMemcpy | CopyMethod::CopyEnginePinned => "with page-locked memory",
-                _ => "but not set up",
-            };
+        let why = match best {
+            CopyMethod::AgentPinned if self.has_agent && !self.is_reached() => {
+                Some("with page-locked memory that the agent reaches")
+            }
+            _ if AutoMethod::of(best) == self.method => None,
+            CopyMethod::CudaMemcpy | CopyMethod::CopyEnginePinned => Some("with page-locked memory"),
+            _ => Some("but not set up"),
+        };
+        if let Some(why) = why {
             write!(f, " in place of {best}, which is best {why}")?;
         }
         write!(f, " ({}); {}", self.choice.why(), self.ordering())

@@ -60,12 +60,14 @@ impl AutoMethod {
                  returns with the kernel's answer, when the bytes are in device memory"
             }
             (Self::CopyEngine, CopyDirection::DeviceToHost) => {
-                "a flush, which waits until this thread's earlier writes arrived, then a CUDA copy on a stream of its \
-                 own, which is waited for: every byte is fetched after the call began"
+                "SFENCE (a flush where the GPU does not order writes), so that this thread's earlier writes are there \
+                 first, then a CUDA copy on a stream of its own, which is waited for: every byte is fetched after the \
+                 call began"
             }
             (Self::CopyEngine, CopyDirection::HostToDevice) => {
-                "a flush, which waits until this thread's earlier writes arrived, then a CUDA copy on a stream of its \
-                 own, which is waited for: the bytes are in device memory when the call returns"
+                "SFENCE (a flush where the GPU does not order writes), so that this thread's earlier writes are there \
+                 first, then a CUDA copy on a stream of its own, which is waited for: the bytes are in device memory \
+                 when the call returns"
             }
         }
     }
@@ -75,7 +77,7 @@ impl AutoMethod {
         match method {
             CopyMethod::Routine(_) => Self::Bar1,
             CopyMethod::Parallel(_) => Self::Parallel,
-            CopyMethod::Agent => Self::Agent,
+            CopyMethod::Agent | CopyMethod::AgentPinned => Self::Agent,
             CopyMethod::CopyEngine | CopyMethod::CudaMemcpy | CopyMethod::CopyEnginePinned => Self::CopyEngine,
         }
     }

@@ -1,5 +1,7 @@
 //! The quickest way of copying at each size: a calibrated [policy], followed.
 
+#![allow(unsafe_code, reason = "a caller's duty is handed on to the agent")]
+
 mod choice;
 mod method;
 mod options;
@@ -12,16 +14,16 @@ use std::sync::Arc;
 pub use choice::AutoChoice;
 pub use method::AutoMethod;
 pub use options::AutoOptions;
-use table::{Offer, Table};
+use table::{HostKind, Table};
 use ways::{Host, Trial, Ways};
 
-use crate::agent::PushAgent;
+use crate::agent::{HostBuffer, PushAgent};
 use crate::backend::BackendKind;
 use crate::buffer::DeviceBuffer;
 use crate::copy::ParallelCopier;
 use crate::error::Result;
 use crate::mapping::Mapping;
-use crate::policy::{self, Budget, CopyDirection, MeasuredOn, Policy};
+use crate::policy::{self, CopyDirection, MeasuredOn, Policy};
 use crate::range::DeviceRange;
 use crate::session::Session;
 
@@ -32,6 +34,9 @@ use crate::session::Session;
 /// measured before: by [`Session::calibrate`], or by an `AutoCopier`, whose [`policy`](Self::policy) can be written to a file.
 /// The agent and the parallel copier are used only where the options ask for them, for the one takes an SM and the other
 /// cores.
+///
+/// Page-locked host memory saves time: the copy engine reaches it by itself, and the agent where it came from
+/// [`host_buffer`](Self::host_buffer) or was [registered](Self::register_host). [`AutoOptions::page_locked`] has it measured.
 ///
 /// A copy finds its method in a table, by a few comparisons. Nothing is allocated, and but for the copy engine and the
 /// launch of an [agent](PushAgent) that has left there is no CUDA call.
@@ -75,8 +80,8 @@ pub struct AutoCopier<'a> {
     tables: [Table; 2],
     ways: Ways<'a, 'a>,
     policy: Policy,
-    /// Page-locked memory, which must not be freed while the agent's kernel runs.
-    _measured_with: Option<Host>,
+    /// What the options say of the host memory.
+    host: HostKind,
 }
 
 /// What the options ask for.
@@ -99,9 +104,15 @@ impl<'a> Helpers<'a> {
     }
 }
 
+/// The buffer's GPU, where CUDA has it.
+fn gpu(session: &Session, buffer: &DeviceBuffer) -> Option<usize> {
+    (session.backend() != BackendKind::Emulated).then(|| buffer.ordinal())
+}
+
 impl<'a> AutoCopier<'a> {
     /// Measures, for about as long as [`AutoOptions::time`], on memory of its own; with an agent, which keeps what it was
-    /// started with, that memory stays allocated. The calling thread measures, so keep it on a CPU near the GPU first.
+    /// started with, that memory stays allocated, page-locked memory too. The calling thread measures, so keep it on a CPU
+    /// near the GPU first.
     ///
     /// # Errors
     ///
@@ -115,20 +126,17 @@ impl<'a> AutoCopier<'a> {
         let scratch = Arc::new(session.alloc_on(buffer.ordinal(), largest)?);
         let ranges: [DeviceRange<'a>; 2] = [DeviceRange::from(buffer), DeviceRange::from(&scratch)];
         let Helpers { parallel, agent } = Helpers::new(session, &mapping, ranges, buffer.ordinal(), &options)?;
-        let is_emulated = session.backend() == BackendKind::Emulated;
-        let ways = Ways { mapping: session.pin(&*scratch)?.map()?, buffer: &scratch, parallel, agent, range: 1 };
-        let host = Host::new(&scratch, options.is_page_locked, is_emulated)?;
-        let mut trial = Trial { ways, host, is_page_locked: options.is_page_locked };
+        let gpu = gpu(session, buffer);
+        let pinned = session.pin(&*scratch)?.map()?;
+        let mut ways = Ways { mapping: pinned, buffer: &scratch, parallel, agent, range: 1, gpu };
+        let host = Host::new(&mut ways, options.is_page_locked)?;
+        let mut trial = Trial { ways, host };
 
-        let mut budget = Budget::new(options.time, 2 * sizes.len());
-        let mut cells = |direction| policy::cells(&mut trial, direction, &sizes, &mut budget, |_| ());
-        let tables = [cells(CopyDirection::HostToDevice)?, cells(CopyDirection::DeviceToHost)?];
+        let tables = policy::tables(&mut trial, &sizes, options.time, |_, _| ())?;
         let policy = Policy::measured(MeasuredOn::now(session, buffer.ordinal(), &mapping)?, tables)?;
 
-        let Trial { ways: Ways { parallel, agent, .. }, host, .. } = trial;
-        let measured_with = agent.is_some().then_some(host).filter(Host::is_page_locked);
-        let ways = Ways { mapping, buffer, parallel, agent, range: 0 };
-        Ok(Self::follow(ways, policy, options.is_page_locked, measured_with))
+        let Trial { ways: Ways { parallel, agent, .. }, .. } = trial;
+        Ok(Self::follow(Ways { mapping, buffer, parallel, agent, range: 0, gpu }, policy, options.is_page_locked))
     }
 
     /// Follows this policy, and measures nothing. Where its best method is not to be had, because the options do not ask for
@@ -152,15 +160,16 @@ impl<'a> AutoCopier<'a> {
         let mapping = session.pin(buffer)?.map()?;
         let ranges = [DeviceRange::from(buffer)];
         let Helpers { parallel, agent } = Helpers::new(session, &mapping, ranges, buffer.ordinal(), &options)?;
-        let ways = Ways { mapping, buffer, parallel, agent, range: 0 };
-        Ok(Self::follow(ways, policy, options.is_page_locked, None))
+        let ways = Ways { mapping, buffer, parallel, agent, range: 0, gpu: gpu(session, buffer) };
+        Ok(Self::follow(ways, policy, options.is_page_locked))
     }
 
-    fn follow(ways: Ways<'a, 'a>, policy: Policy, is_page_locked: bool, measured_with: Option<Host>) -> Self {
-        let offer: Offer = ways.offer(is_page_locked);
+    fn follow(ways: Ways<'a, 'a>, policy: Policy, is_page_locked: bool) -> Self {
+        let host = if is_page_locked { HostKind::PageLocked } else { HostKind::Ordinary };
+        let offer = ways.offer(host);
         let directions = [CopyDirection::HostToDevice, CopyDirection::DeviceToHost];
         let tables = directions.map(|direction| Table::new(&policy, direction, offer));
-        Self { tables, ways, policy, _measured_with: measured_with }
+        Self { tables, ways, policy, host }
     }
 
     /// Reads `to.len()` bytes from byte `offset`.
@@ -171,7 +180,7 @@ impl<'a> AutoCopier<'a> {
     #[inline]
     pub fn read(&mut self, offset: usize, to: &mut [u8]) -> Result<()> {
         let [_, to_host] = &self.tables;
-        let method = to_host.method(to.len());
+        let method = to_host.method(to.len(), || self.ways.reaches(to));
         self.ways.read(method, offset, to)
     }
 
@@ -183,19 +192,77 @@ impl<'a> AutoCopier<'a> {
     #[inline]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         let [to_device, _] = &self.tables;
-        let method = to_device.method(from.len());
+        let method = to_device.method(from.len(), || self.ways.reaches(from));
         self.ways.write(method, offset, from)
     }
 
-    /// What it does with a copy of so many bytes, why, and how that keeps the [promise](Self#ordering).
+    /// Page-locked, zeroed memory to copy from and to: every method reaches it, and the agent, if there is one, without a copy
+    /// on the CPU's side.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for 0 bytes, `OutOfMemory`, `WrongProcess`.
+    pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer> {
+        // Whose process it is.
+        self.ways.mapping.at("host buffer", 0, 0)?;
+        self.ways.host_buffer(bytes)
+    }
+
+    /// Lets this copier's agent reach page-locked memory of the program's, as [`PushAgent::register_host`] does; without an agent there
+    /// is nothing to do, for the copy engine reaches such memory by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`PushAgent::register_host`].
+    ///
+    /// # Safety
+    ///
+    /// As [`PushAgent::register_host`]: the memory stays allocated and page-locked until it is
+    /// [taken back](Self::unregister_host) or the copier has been dropped.
+    pub unsafe fn register_host(&mut self, memory: *mut u8, bytes: usize) -> Result<()> {
+        match &mut self.ways.agent {
+            // SAFETY: the caller's duty.
+            Some(agent) => unsafe { agent.register_host(memory, bytes) },
+            None => Ok(()),
+        }
+    }
+
+    /// Takes such memory back, by its first byte.
+    ///
+    /// # Errors
+    ///
+    /// As [`PushAgent::unregister_host`].
+    pub fn unregister_host(&mut self, memory: *const u8) -> Result<()> {
+        self.ways.agent.as_mut().map_or(Ok(()), |agent| agent.unregister_host(memory))
+    }
+
+    /// What it does with a copy of so many bytes, why, and how that keeps the [promise](Self#ordering). With
+    /// [`AutoOptions::page_locked`] and an agent it is about memory that the agent reaches, which is what was measured with;
+    /// [`explain_with`](Self::explain_with) is about any.
     #[must_use]
     pub fn explain(&self, direction: CopyDirection, bytes: usize) -> AutoChoice<'_> {
+        self.choice(direction, bytes, self.host == HostKind::PageLocked && self.ways.agent.is_some())
+    }
+
+    /// As [`AutoCopier::explain`], of a copy from or to this memory.
+    #[must_use]
+    pub fn explain_with(&self, direction: CopyDirection, host: &[u8]) -> AutoChoice<'_> {
+        self.choice(direction, host.len(), self.ways.reaches(host))
+    }
+
+    fn choice(&self, direction: CopyDirection, bytes: usize, is_reached: bool) -> AutoChoice<'_> {
         let [to_device, to_host] = &self.tables;
         let table = match direction {
             CopyDirection::HostToDevice => to_device,
             CopyDirection::DeviceToHost => to_host,
         };
-        AutoChoice { choice: self.policy.explain(direction, bytes), bytes, method: table.method(bytes) }
+        AutoChoice {
+            choice: self.policy.explain(direction, bytes),
+            bytes,
+            method: table.method(bytes, || is_reached),
+            host: if is_reached { HostKind::Reached } else { self.host },
+            has_agent: self.ways.agent.is_some(),
+        }
     }
 
     /// The policy that it follows.
@@ -204,9 +271,8 @@ impl<'a> AutoCopier<'a> {
         &self.policy
     }
 
-    /// The agent, where the options asked for one; the buffer is its range 0. It saves a copy on the CPU's side: its
-    /// [`read_into`](PushAgent::read_into) and [`write_from`](PushAgent::write_from) reach
-    /// [host buffers](PushAgent::host_buffer) of its own directly, and its `submit` has several requests in flight.
+    /// The agent, where the options asked for one; the buffer is its range 0. Its `read_into` and `write_from` make many
+    /// pieces one request, and its `submit` has several requests in flight.
     pub fn agent(&mut self) -> Option<&mut PushAgent<'a>> {
         self.ways.agent.as_mut()
     }

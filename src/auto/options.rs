@@ -37,11 +37,12 @@ impl AutoOptions {
     }
 
     /// The host memory of the copies is page-locked (`cuMemHostAlloc`, `cuMemHostRegister`, PyTorch's pinned tensors): then
-    /// the copy engine reaches it directly, and is measured so. Any memory may be given all the same; ordinary memory takes
-    /// the copy engine longer than was measured.
+    /// the copy engine reaches it directly, and is measured so. An agent reaches it where it came from
+    /// [`AutoCopier::host_buffer`](super::AutoCopier::host_buffer) or was
+    /// [registered](super::AutoCopier::register_host), and is measured with such memory and with other. Any memory may be
+    /// given all the same; ordinary memory takes the copy engine longer than was measured.
     ///
-    /// Left out, ordinary memory is measured, and the driver copies it to or from a place that the engine reaches. With an
-    /// agent the page-locked memory that was measured with is freed with the copier, for freeing it waits for the kernel.
+    /// Left out, ordinary memory is measured, which agent and driver copy to or from a place that the GPU reaches.
     #[must_use]
     pub fn page_locked(mut self) -> Self {
         self.is_page_locked = true;

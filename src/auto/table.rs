@@ -1,11 +1,21 @@
 //! From a policy to what an automatic copier does at each size.
 
 use super::method::AutoMethod;
-use crate::policy::{Choice, CopyDirection, CopyMethod, Policy, are_shared};
+use crate::policy::{Choice, CopyDirection, CopyMethod, Policy, are_shared, last_of_lower};
 use crate::sys::num::usize_of;
 
 /// Two methods within this are equally good, as far as a policy's figures say.
 const MARGIN: f64 = 1.02;
+
+/// Host memory that a copy goes to or comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum HostKind {
+    Ordinary,
+    /// The copy engine reaches it.
+    PageLocked,
+    /// And so does the agent's kernel.
+    Reached,
+}
 
 /// What an automatic copier has to copy with.
 #[derive(Clone, Copy, Debug)]
@@ -13,22 +23,24 @@ pub(super) struct Offer {
     /// Threads of the parallel copier.
     pub(super) threads: Option<usize>,
     pub(super) has_agent: bool,
-    /// The host memory is page-locked.
-    pub(super) is_page_locked: bool,
+    pub(super) host: HostKind,
 }
 
 impl Offer {
     /// Whether a method of the policy's can be what this one does, and the better the larger: a policy may know a method in
     /// several forms.
     fn likeness(self, method: CopyMethod) -> Option<usize> {
-        match (method, self.is_page_locked) {
+        match (method, self.host) {
             (CopyMethod::Routine(_), _) => Some(0),
             (CopyMethod::Parallel(threads), _) => self.threads.filter(|&own| threads <= own).map(|_| threads),
             (CopyMethod::Agent, _) => self.has_agent.then_some(0),
+            (CopyMethod::AgentPinned, HostKind::Reached) => self.has_agent.then_some(1),
+            (CopyMethod::AgentPinned, _) => None,
             // A policy from before the copy engine was measured as it is used has `cuMemcpy` alone, which is near enough.
-            (CopyMethod::CopyEngine, false) | (CopyMethod::CopyEnginePinned, true) => Some(2),
+            (CopyMethod::CopyEngine, HostKind::Ordinary)
+            | (CopyMethod::CopyEnginePinned, HostKind::PageLocked | HostKind::Reached) => Some(2),
             (CopyMethod::CudaMemcpy, _) => Some(1),
-            (CopyMethod::CopyEngine, true) | (CopyMethod::CopyEnginePinned, false) => Some(0),
+            (CopyMethod::CopyEngine | CopyMethod::CopyEnginePinned, _) => Some(0),
         }
     }
 
@@ -39,12 +51,18 @@ impl Offer {
         same.filter_map(|(other, _)| self.likeness(*other)).all(|other| other <= likeness)
     }
 
-    /// What it does with the copies of a row: the row's best method, or else the plainest of the quickest that it has.
-    pub(super) fn method(self, choice: &Choice<'_>) -> AutoMethod {
+    /// Whether it does what the row says is best.
+    pub(super) fn has_best(self, choice: &Choice<'_>) -> bool {
+        self.is_own(choice.best(), choice.candidates())
+    }
+
+    /// What it does with the copies of a row: the row's best method, or else the plainest of the quickest that it has; if
+    /// there are no figures, the calling thread copies.
+    fn own(self, choice: &Choice<'_>) -> CopyMethod {
         let (first, _) = choice.sizes();
-        let (best, candidates) = (choice.best(), choice.candidates());
-        if self.is_own(best, candidates) {
-            return AutoMethod::of(best);
+        let candidates = choice.candidates();
+        if self.has_best(choice) {
+            return choice.best();
         }
         let size = choice.measured().unwrap_or(first);
         let own = candidates.iter().filter(|(method, _)| match method {
@@ -55,16 +73,48 @@ impl Offer {
         let fastest = own.clone().map(|(_, ns)| *ns).fold(f64::INFINITY, f64::min);
         let good = own.filter(|(_, ns)| *ns <= fastest * MARGIN);
         let plainest = good.map(|(method, _)| *method).min_by_key(|method| method.rank());
-        plainest.map_or(AutoMethod::Bar1, AutoMethod::of)
+        plainest.unwrap_or(CopyMethod::Routine(choice.routine()))
+    }
+
+    #[cfg(test)]
+    pub(super) fn method(self, choice: &Choice<'_>) -> AutoMethod {
+        AutoMethod::of(self.own(choice))
+    }
+
+    /// The last size of each row, and the method.
+    ///
+    /// A row ends where its best method is no longer the best. Where another one takes that one's place, or its neighbour's,
+    /// figures of these two decide.
+    fn runs(self, policy: &Policy, direction: CopyDirection) -> Vec<(usize, AutoMethod)> {
+        let rows: Vec<_> = policy.choices(direction).map(|choice| (choice, self.own(&choice))).collect();
+        let mut runs: Vec<(usize, AutoMethod)> = Vec::with_capacity(rows.len());
+        for (n, (choice, own)) in rows.iter().enumerate() {
+            let mut last = choice.sizes().1;
+            if let Some((next, other)) = rows.get(n + 1)
+                && AutoMethod::of(*other) != AutoMethod::of(*own)
+                && !(self.has_best(choice) && self.has_best(next))
+                && let (Some(low), Some(high)) = (choice.figures(), next.figures())
+            {
+                last = last_of_lower(direction, (low, *own), (high, *other), last);
+            }
+            let method = AutoMethod::of(*own);
+            match runs.last_mut() {
+                Some((before, same)) if *same == method => *before = last,
+                _ => runs.push((last, method)),
+            }
+        }
+        runs
     }
 }
 
-/// Sizes with one method.
+/// Sizes with the same methods.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     /// The largest of them.
     last: usize,
     method: AutoMethod,
+    /// With memory that the agent reaches.
+    reached: AutoMethod,
 }
 
 /// One direction's methods by size.
@@ -79,15 +129,22 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// For memory as the offer says, and for what the agent reaches of it.
     pub(super) fn new(policy: &Policy, direction: CopyDirection, offer: Offer) -> Self {
-        let mut runs: Vec<Run> = Vec::new();
-        for choice in policy.choices(direction) {
-            let run = Run { last: choice.sizes().1, method: offer.method(&choice) };
-            match runs.last_mut() {
-                Some(before) if before.method == run.method => before.last = run.last,
-                _ => runs.push(run),
-            }
-        }
+        let others = offer.runs(policy, direction);
+        let reached = if offer.has_agent {
+            Offer { host: HostKind::Reached, ..offer }.runs(policy, direction)
+        } else {
+            others.clone()
+        };
+        let mut ends: Vec<usize> = others.iter().chain(&reached).map(|(last, _)| *last).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let at = |runs: &[(usize, AutoMethod)], bytes: usize| {
+            runs.iter().find(|(last, _)| bytes <= *last).map_or(AutoMethod::Bar1, |(_, method)| *method)
+        };
+        let runs: Vec<Run> =
+            ends.into_iter().map(|last| Run { last, method: at(&others, last), reached: at(&reached, last) }).collect();
         let start = |bits: usize| {
             let smallest = if bits == 0 { 0 } else { 1 << (bits - 1) };
             let before = runs.partition_point(|run| run.last < smallest);
@@ -95,20 +152,27 @@ impl Table {
             u16::try_from(before).unwrap_or(u16::MAX)
         };
         let starts = std::array::from_fn(start);
-        let small = runs.first().copied().unwrap_or(Run { last: usize::MAX, method: AutoMethod::Bar1 });
+        let small = runs.first().copied().unwrap_or(Run {
+            last: usize::MAX,
+            method: AutoMethod::Bar1,
+            reached: AutoMethod::Bar1,
+        });
         Self { small, runs, starts }
     }
 
+    /// What is done with so many bytes of memory that the agent reaches, or else does not. It is asked only where that makes
+    /// a difference.
     #[inline]
-    pub(super) fn method(&self, bytes: usize) -> AutoMethod {
-        if bytes <= self.small.last { self.small.method } else { self.later(bytes) }
+    pub(super) fn method(&self, bytes: usize, is_reached: impl FnOnce() -> bool) -> AutoMethod {
+        let run = if bytes <= self.small.last { self.small } else { self.later(bytes) };
+        if run.method == run.reached || !is_reached() { run.method } else { run.reached }
     }
 
-    fn later(&self, bytes: usize) -> AutoMethod {
+    fn later(&self, bytes: usize) -> Run {
         let bits = usize_of(u64::from(usize::BITS - bytes.leading_zeros()));
         let start = self.starts.get(bits).map_or(0, |&start| usize::from(start));
         let later = self.runs.get(start..).unwrap_or_default();
-        later.iter().find(|run| bytes <= run.last).map_or(AutoMethod::Bar1, |run| run.method)
+        later.iter().find(|run| bytes <= run.last).copied().unwrap_or(self.small)
     }
 }
 
@@ -118,8 +182,8 @@ mod tests {
     use AutoMethod::{Agent, Bar1, CopyEngine, Parallel};
     use CopyDirection::{DeviceToHost, HostToDevice};
 
-    const NOTHING: Offer = Offer { threads: None, has_agent: false, is_page_locked: false };
-    const ALL: Offer = Offer { threads: Some(8), has_agent: true, is_page_locked: false };
+    const NOTHING: Offer = Offer { threads: None, has_agent: false, host: HostKind::Ordinary };
+    const ALL: Offer = Offer { threads: Some(8), has_agent: true, host: HostKind::Ordinary };
 
     fn policy(h2d: &str, d2h: &str) -> Policy {
         let lines = |direction: &str, rows: &str| -> String {
@@ -165,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_copy_engine_s_figure_is_that_of_the_host_s_memory() {
-        let pinned = Offer { is_page_locked: true, ..NOTHING };
+        let pinned = Offer { host: HostKind::PageLocked, ..NOTHING };
         let row = "best=cuda_memcpy_pinned | scalar=300 copy_engine=900 cuda_memcpy_pinned=90 copy_engine_pinned=100";
         assert_eq!((method_of(row, NOTHING), method_of(row, pinned)), (Bar1, CopyEngine));
         // From before there was such a figure.
@@ -185,6 +249,47 @@ mod tests {
     }
 
     #[test]
+    fn the_agent_s_figure_is_that_of_memory_which_it_reaches() {
+        let row = "best=agent_pinned | scalar=79000 agent=8000 agent_pinned=4000 copy_engine_pinned=7800";
+        let locked = Offer { host: HostKind::PageLocked, ..ALL };
+        let reached = Offer { host: HostKind::Reached, ..ALL };
+        assert_eq!((method_of(row, reached), method_of(row, locked)), (Agent, CopyEngine));
+        // The bounce is no way of its own where the memory is reached.
+        let row = "best=agent | scalar=79000 agent=7000 agent_pinned=9000 copy_engine_pinned=7800";
+        assert_eq!((method_of(row, reached), method_of(row, locked)), (CopyEngine, Agent));
+        // From before there was such a figure.
+        let row = "best=agent | scalar=79000 agent=7000 copy_engine_pinned=7800";
+        assert_eq!((method_of(row, reached), method_of(row, locked)), (Agent, Agent));
+        let without = Offer { has_agent: false, ..locked };
+        assert_eq!(method_of("best=agent_pinned", without), Bar1);
+    }
+
+    #[test]
+    fn memory_is_asked_about_only_where_it_makes_a_difference() {
+        let rows = "1-100 measured=64 routine=scalar best=scalar | scalar=10 agent=100 agent_pinned=90;
+            101- measured=4096 routine=scalar best=agent_pinned | scalar=5000 agent=300 agent_pinned=200 copy_engine=250";
+        let policy = policy(&rows.replace('\n', " "), "1- routine=scalar");
+        let table = Table::new(&policy, HostToDevice, ALL);
+        assert_eq!(table.method(100, || panic!("asked")), Bar1);
+        assert_eq!((table.method(5000, || true), table.method(5000, || false)), (Agent, CopyEngine));
+        let table = Table::new(&policy, HostToDevice, Offer { has_agent: false, ..ALL });
+        assert_eq!(table.method(5000, || panic!("asked")), CopyEngine);
+    }
+
+    /// The row's best method is not to be had on both sides: the two that take its place meet where they cost the same.
+    #[test]
+    fn methods_that_take_the_best_one_s_place_meet_where_they_cost_the_same() {
+        let rows = "1-1448 measured=1024 routine=scalar best=agent | scalar=1000 agent=500 copy_engine=1300;
+            1449- measured=2048 routine=scalar best=agent | scalar=1600 agent=600 copy_engine=1500";
+        let policy = policy(&rows.replace('\n', " "), "1- routine=scalar");
+        let table = Table::new(&policy, HostToDevice, NOTHING);
+        let method = |bytes| table.method(bytes, || false);
+        assert_eq!((method(1024 + 768), method(1024 + 769)), (Bar1, CopyEngine));
+        let table = Table::new(&policy, HostToDevice, ALL);
+        assert_eq!((table.method(1, || false), table.method(1 << 20, || false)), (Agent, Agent));
+    }
+
+    #[test]
     fn every_size_finds_its_row() {
         let rows = "1-64 routine=scalar best=scalar; 65-70 routine=scalar best=agent; 71-100 routine=scalar best=agent;
             101-101 routine=scalar best=parallel-2; 102-5000 routine=scalar best=scalar; 5001- routine=scalar
@@ -194,8 +299,8 @@ mod tests {
         assert_eq!(table.runs.len(), 5, "rows with one method are one");
         for bytes in (0..10_000).chain([usize::MAX / 2, usize::MAX / 2 + 1, usize::MAX]) {
             let wanted = ALL.method(&policy.explain(HostToDevice, bytes));
-            assert_eq!(table.method(bytes), wanted, "{bytes}");
+            assert_eq!(table.method(bytes, || false), wanted, "{bytes}");
         }
-        assert_eq!(Table::new(&policy, DeviceToHost, ALL).method(77), Bar1);
+        assert_eq!(Table::new(&policy, DeviceToHost, ALL).method(77, || true), Bar1);
     }
 }

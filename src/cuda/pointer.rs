@@ -12,6 +12,7 @@ use crate::sys::num::u64_of;
 // CUpointer_attribute.
 const CONTEXT: c_int = 1;
 const MEMORY_TYPE: c_int = 2;
+const DEVICE_POINTER: c_int = 3;
 const BUFFER_ID: c_int = 7;
 const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
@@ -77,6 +78,59 @@ fn attributes(driver: &Driver, addr: GpuAddr) -> Result<Attributes> {
     let code = unsafe { driver.pointer_attributes(10, which.as_mut_ptr(), into.as_mut_ptr(), addr.raw()) };
     driver.check("pin", "cuPointerGetAttributes", code)?;
     Ok(found)
+}
+
+/// What CUDA says of host memory; all zero where it does not know it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HostAttributes {
+    memory_type: u32,
+    device_pointer: u64,
+    buffer_id: u64,
+    managed: u32,
+}
+
+fn host_attributes(driver: &Driver, at: *const u8) -> Result<HostAttributes> {
+    let mut found = HostAttributes::default();
+    let mut which = [MEMORY_TYPE, DEVICE_POINTER, BUFFER_ID, IS_MANAGED];
+    let mut into: [*mut c_void; 4] = [
+        (&raw mut found.memory_type).cast(),
+        (&raw mut found.device_pointer).cast(),
+        (&raw mut found.buffer_id).cast(),
+        (&raw mut found.managed).cast(),
+    ];
+    // SAFETY: as many attributes as places, each place of the size its attribute has; all outlive the call.
+    let code = unsafe { driver.pointer_attributes(4, which.as_mut_ptr(), into.as_mut_ptr(), u64_of(at.addr())) };
+    driver.check("agent", "cuPointerGetAttributes", code)?;
+    Ok(found)
+}
+
+/// Where kernels in the GPU's primary context find page-locked host memory. Both ends are asked for, which have to be of one
+/// allocation.
+pub(crate) fn of_page_locked(ordinal: usize, memory: *const u8, bytes: usize) -> Result<GpuAddr> {
+    let refuse = |cause: String| {
+        Err(Error::new("agent", ErrorKind::InvalidArgument, cause).remedy(
+            "page-lock all of it with cuMemHostRegister (cudaHostRegister), or allocate with cuMemHostAlloc (cudaHostAlloc)",
+        ))
+    };
+    let driver = Driver::get()?;
+    let primary = Device::new(driver, ordinal)?.retain_primary()?;
+    let _entered = primary.enter()?;
+    let at = |offset: usize| host_attributes(driver, memory.wrapping_add(offset));
+    let (first, last) = (at(0)?, at(bytes.saturating_sub(1))?);
+    let is_locked =
+        |found: &HostAttributes| found.memory_type == HOST && found.managed == 0 && found.device_pointer != 0;
+    match (is_locked(&first), is_locked(&last)) {
+        (false, _) => refuse(format!("{bytes} bytes of host memory at {memory:p} are not page-locked by CUDA")),
+        (true, false) => {
+            refuse(format!("only the first part of {bytes} bytes of host memory at {memory:p} is page-locked"))
+        }
+        _ if first.buffer_id != last.buffer_id
+            || last.device_pointer.wrapping_sub(first.device_pointer) != u64_of(bytes) - 1 =>
+        {
+            refuse(format!("{bytes} bytes of host memory at {memory:p} are of several page-locked allocations"))
+        }
+        _ => Ok(GpuAddr::new(first.device_pointer)),
+    }
 }
 
 /// A span of device addresses.

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::measure::{Block, MAX_ROUNDS, Subject};
-use super::{CopyDirection, CopyMethod};
+use super::measure::MAX_ROUNDS;
+use super::{Block, CopyDirection, CopyMethod, Subject};
 use crate::error::Result;
 
 /// A block of calls takes about this long, so that reading the clock costs nothing.
 const BLOCK: Duration = Duration::from_micros(100);
 const MAX_CALLS: u32 = 1000;
 /// Ways as close as this must be told apart,
-const CLOSE: f64 = 1.10;
+const CLOSE: f64 = 1.15;
 /// for which each must be known as well as this, on either side.
 const KNOWN: f64 = 0.01;
 
@@ -20,6 +20,12 @@ pub(super) struct Arm {
     pub(super) calls: u32,
     /// Nanoseconds per call, in order of size.
     samples: Vec<f64>,
+}
+
+/// How many calls fill a block.
+fn calls_of(call: Duration) -> u32 {
+    let calls = BLOCK.as_nanos() / call.as_nanos().max(1);
+    u32::try_from(calls).unwrap_or(MAX_CALLS).clamp(1, MAX_CALLS)
 }
 
 impl Arm {
@@ -34,8 +40,7 @@ impl Arm {
         let first = subject.block(method, direction, bytes, once)?;
         // Twice, for whatever comes in between makes a quick call look slow.
         let call = subject.block(method, direction, bytes, once)?.min(first);
-        let calls = BLOCK.as_nanos() / call.as_nanos().max(1);
-        let calls = u32::try_from(calls).unwrap_or(MAX_CALLS).clamp(1, MAX_CALLS);
+        let calls = calls_of(call);
         let mut arm = Self { method, calls, samples: Vec::with_capacity(MAX_ROUNDS) };
         if calls == 1 {
             arm.samples.push(call.as_secs_f64() * 1e9);
@@ -50,6 +55,8 @@ impl Arm {
         let ns = time.as_secs_f64() * 1e9 / f64::from(self.calls);
         let at = self.samples.partition_point(|&sample| sample < ns);
         self.samples.insert(at, ns);
+        // More where the first calls were slow by chance.
+        self.calls = self.calls.max(calls_of(time / self.calls) / 2);
         Ok(())
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use super::rival::PageLocked;
-use super::{Block, Budget, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, rouse};
-use crate::agent::{AgentOptions, PushAgent};
+use super::{Block, CopyDirection, CopyMethod, MeasuredOn, Policy, Subject, rest, warm_up};
+use crate::agent::{AgentOptions, HostBuffer, PushAgent};
 use crate::backend::MappingType;
 use crate::buffer::DeviceBuffer;
 use crate::copy::{self, ParallelCopier, ParallelCopierBuilder, Routine, fence};
@@ -31,9 +31,9 @@ pub struct Calibration {
 /// How far a calibration has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Cells of the table that are done.
+    /// Sizes that were measured for the first time; what is open is measured further after the last.
     pub done: usize,
-    /// Cells in all.
+    /// Such sizes in all, of both directions.
     pub of: usize,
     /// The one that comes next.
     pub direction: CopyDirection,
@@ -56,7 +56,8 @@ impl Default for Calibration {
 
 impl Calibration {
     /// Every routine this processor has, parallel copies with 2, 3, 4 and 8 threads as far as there are CPUs, the GPU's
-    /// copy engine and `cuMemcpy`; 1 byte to 64 MiB in steps of 2; on GPU 0; in 5 s or so.
+    /// copy engine and `cuMemcpy`; 1 byte to 64 MiB in steps of 2, and in between where the best changes; on GPU 0; in 5 s
+    /// or so.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -117,8 +118,11 @@ impl Calibration {
         #[cfg(feature = "cuda")]
         let locked = PageLocked::new(session, &buffer)?;
         let agent = self.agent.clone().map(|options| PushAgent::start(session, [&buffer], options.gpu(self.gpu)));
+        let mut agent = agent.transpose()?;
+        let reached = agent.as_mut().map(|agent| agent.host_buffer(self.largest)).transpose()?;
         let mut lab = Lab {
-            agent: agent.transpose()?,
+            agent,
+            reached,
             mapping: &mapping,
             buffer: &buffer,
             routines: CopyDirection::ALL.map(|direction| routines(&mapping, direction)),
@@ -129,16 +133,11 @@ impl Calibration {
         };
 
         let of = 2 * sizes.len();
-        let mut budget = Budget::new(self.time, of);
-        let mut tables = [Vec::new(), Vec::new()];
         let mut done = 0;
-        for (table, direction) in tables.iter_mut().zip(CopyDirection::ALL) {
-            let begin = |bytes| {
-                progress(Progress { done, of, direction, bytes });
-                done += 1;
-            };
-            *table = super::cells(&mut lab, direction, &sizes, &mut budget, begin)?;
-        }
+        let tables = super::tables(&mut lab, &sizes, self.time, |direction, bytes| {
+            progress(Progress { done, of, direction, bytes });
+            done += 1;
+        })?;
         Policy::measured(MeasuredOn::now(session, self.gpu, &mapping)?, tables)
     }
 
@@ -177,6 +176,8 @@ fn routines(mapping: &Mapping<'_>, direction: CopyDirection) -> Vec<&'static Rou
 /// The ways there are between one device buffer and host memory.
 struct Lab<'a> {
     agent: Option<PushAgent<'a>>,
+    /// Of the agent's.
+    reached: Option<HostBuffer>,
     mapping: &'a Mapping<'a>,
     buffer: &'a DeviceBuffer,
     /// To the device and from it.
@@ -209,7 +210,9 @@ impl Subject for Lab<'_> {
         if super::are_shared(direction, bytes) {
             methods.extend(self.copiers.iter().map(|copier| CopyMethod::Parallel(copier.threads())));
         }
-        methods.extend(self.agent.is_some().then_some(CopyMethod::Agent));
+        if self.agent.is_some() {
+            methods.extend([CopyMethod::Agent, CopyMethod::AgentPinned]);
+        }
         methods.push(CopyMethod::CopyEngine);
         #[cfg(feature = "cuda")]
         if self.locked.is_some() {
@@ -231,17 +234,23 @@ impl Subject for Lab<'_> {
                 let copier = self.copiers.iter().find(|copier| copier.threads() == threads);
                 let copier = copier.ok_or_else(|| Self::missing(method))?;
                 let host = &mut self.host[..bytes];
-                rouse(copier);
-                let taken = match direction {
-                    CopyDirection::HostToDevice => block.time(|| copier.write(mapping, 0, host)),
-                    CopyDirection::DeviceToHost => block.time(|| copier.read(mapping, 0, host)),
+                let mut once = || match direction {
+                    CopyDirection::HostToDevice => copier.write(mapping, 0, host),
+                    CopyDirection::DeviceToHost => copier.read(mapping, 0, host),
                 };
+                warm_up(&mut once)?;
+                let taken = block.time(once);
                 rest(copier);
                 taken
             }
-            CopyMethod::Agent => {
+            CopyMethod::Agent | CopyMethod::AgentPinned => {
                 let agent = self.agent.as_mut().ok_or_else(|| Self::missing(method))?;
-                let host = &mut self.host[..bytes];
+                let host = match &mut self.reached {
+                    Some(memory) if method == CopyMethod::AgentPinned => &mut memory.as_mut_slice()[..bytes],
+                    _ => &mut self.host[..bytes],
+                };
+                // So that the kernel is on the GPU.
+                agent.read(0, 0, &mut [0])?;
                 match direction {
                     CopyDirection::HostToDevice => block.time(|| agent.write(0, 0, host)),
                     CopyDirection::DeviceToHost => block.time(|| agent.read(0, 0, host)),
@@ -292,7 +301,7 @@ fn one_core(mapping: &Mapping<'_>, routine: &Routine, direction: CopyDirection, 
 
 /// Copies as an automatic copier does by the copy engine.
 fn copy_engine(mapping: &Mapping<'_>, buffer: &DeviceBuffer, direction: CopyDirection, host: &mut [u8]) -> Result<()> {
-    mapping.flush()?;
+    mapping.settle_for_copy_engine()?;
     match direction {
         CopyDirection::HostToDevice => buffer.upload(0, host),
         CopyDirection::DeviceToHost => buffer.download(0, host),

@@ -32,9 +32,13 @@ impl Cell {
         if own <= best { 1.0 } else { own / best.max(0.1) }
     }
 
+    pub(super) fn figures(&self) -> Figures<'_> {
+        Figures { bytes: self.bytes, candidates: &self.candidates }
+    }
+
     /// What a method took.
     pub(super) fn ns(&self, method: CopyMethod) -> Option<f64> {
-        self.candidates.iter().find(|(candidate, _)| *candidate == method).map(|(_, ns)| *ns)
+        self.figures().ns(method)
     }
 
     /// The least that any of these took.
@@ -63,10 +67,8 @@ pub(super) fn rows(direction: CopyDirection, cells: Vec<Cell>) -> Vec<Row> {
     for (n, cell) in cells.iter().enumerate() {
         let last = match (cells.get(n + 1), best.get(n + 1)) {
             (Some(next), Some(&method)) => {
-                let last = meet((cell, best[n]), (next, method));
-                // What a parallel copier would copy alone is not in its row.
-                let is_parallel = matches!(method, CopyMethod::Parallel(_));
-                if is_parallel { last.max(largest_alone(direction).min(next.bytes - 1)) } else { last }
+                let middle = (cell.bytes * next.bytes).isqrt();
+                last_of_lower(direction, (cell.figures(), best[n]), (next.figures(), method), middle)
             }
             _ => usize::MAX,
         };
@@ -83,23 +85,46 @@ pub(super) fn rows(direction: CopyDirection, cells: Vec<Cell>) -> Vec<Row> {
     rows
 }
 
-/// The last size of the lower of two neighbours, each with its best method.
-fn meet((below, low): (&Cell, CopyMethod), (above, high): (&Cell, CopyMethod)) -> usize {
+/// What every candidate took at a size: in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures<'a> {
+    pub(crate) bytes: usize,
+    pub(crate) candidates: &'a [(CopyMethod, f64)],
+}
+
+impl Figures<'_> {
+    fn ns(self, method: CopyMethod) -> Option<f64> {
+        self.candidates.iter().find(|(candidate, _)| *candidate == method).map(|(_, ns)| *ns)
+    }
+}
+
+/// The last size of the lower of two neighbours, each with its own method: where the upper one's becomes quicker if times are
+/// on a straight line in between, and `otherwise` if it does not. What a parallel copier would copy alone is not the upper
+/// one's if that is its method.
+pub(crate) fn last_of_lower(
+    direction: CopyDirection,
+    (below, low): (Figures<'_>, CopyMethod),
+    (above, high): (Figures<'_>, CopyMethod),
+    otherwise: usize,
+) -> usize {
+    let last = meet((below, low), (above, high)).unwrap_or(otherwise);
+    let is_parallel = matches!(high, CopyMethod::Parallel(_));
+    if is_parallel { last.max(largest_alone(direction).min(above.bytes - 1)) } else { last }
+}
+
+fn meet((below, low): (Figures<'_>, CopyMethod), (above, high): (Figures<'_>, CopyMethod)) -> Option<usize> {
     /// Steps between the two.
     const STEPS: u16 = 256;
-    let middle = (below.bytes * above.bytes).isqrt();
-    // How much longer the lower one's method takes than the upper one's, in between on a straight line.
-    let longer = |cell: &Cell| Some(cell.ns(low)? - cell.ns(high)?);
-    match (longer(below), longer(above)) {
-        (Some(start), Some(end)) if start < 0.0 && end > 0.0 => {
-            let share = start / (start - end) * f64::from(STEPS);
-            let steps = (1..STEPS).filter(|&step| f64::from(step) <= share).count();
-            below.bytes
-                + (above.bytes - below.bytes) / usize::from(STEPS) * steps
-                + (above.bytes - below.bytes) % usize::from(STEPS) * steps / usize::from(STEPS)
-        }
-        _ => middle,
+    // How much longer the lower one's method takes than the upper one's.
+    let longer = |at: Figures<'_>| Some(at.ns(low)? - at.ns(high)?);
+    let (start, end) = (longer(below)?, longer(above)?);
+    if start >= 0.0 || end <= 0.0 {
+        return None;
     }
+    let share = start / (start - end) * f64::from(STEPS);
+    let steps = (1..STEPS).filter(|&step| f64::from(step) <= share).count();
+    let (between, all) = (above.bytes - below.bytes, usize::from(STEPS));
+    Some(below.bytes + between / all * steps + between % all * steps / all)
 }
 
 /// The routine of each cell.

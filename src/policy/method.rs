@@ -55,10 +55,15 @@ pub enum CopyMethod {
     Routine(&'static str),
     /// A [`ParallelCopier`](crate::ParallelCopier) of so many threads, the calling one among them.
     Parallel(usize),
-    /// A [`PushAgent`](crate::agent::PushAgent), with host memory of any kind: its `read` and `write`.
+    /// A [`PushAgent`](crate::agent::PushAgent), with host memory of any kind: its `read` and `write`, through page-locked
+    /// memory of its own.
     Agent,
-    /// The GPU's copy engine with ordinary host memory: [`Mapping::flush`](crate::Mapping::flush), then
-    /// [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), as an
+    /// The same with page-locked memory that its kernel reaches directly: a
+    /// [host buffer](crate::agent::PushAgent::host_buffer), or memory
+    /// [registered](crate::agent::PushAgent::register_host) with it.
+    AgentPinned,
+    /// The GPU's copy engine with ordinary host memory: an `SFENCE`, or a [flush](crate::Mapping::flush) where the GPU does not
+    /// [order writes](crate::Mapping::publish_is_ordered), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), as an
     /// [`AutoCopier`](crate::auto::AutoCopier) calls them.
     CopyEngine,
     /// A synchronous `cuMemcpy` from or to page-locked host memory, and nothing else.
@@ -68,27 +73,30 @@ pub enum CopyMethod {
 }
 
 const AGENT: &str = "agent";
+const AGENT_PINNED: &str = "agent_pinned";
 const COPY_ENGINE: &str = "copy_engine";
 const CUDA_MEMCPY: &str = "cuda_memcpy_pinned";
 const COPY_ENGINE_PINNED: &str = "copy_engine_pinned";
 const PARALLEL: &str = "parallel-";
 
 /// The methods without a number, and their names.
-const NAMED: [(&str, CopyMethod); 4] = [
+const NAMED: [(&str, CopyMethod); 5] = [
     (AGENT, CopyMethod::Agent),
+    (AGENT_PINNED, CopyMethod::AgentPinned),
     (COPY_ENGINE, CopyMethod::CopyEngine),
     (CUDA_MEMCPY, CopyMethod::CudaMemcpy),
     (COPY_ENGINE_PINNED, CopyMethod::CopyEnginePinned),
 ];
 
 impl CopyMethod {
-    /// How much it takes beside the calling thread: of equals the least is best. Cores, more of them, an SM, a CUDA call,
-    /// page-locked memory.
+    /// How much it takes beside the calling thread: of equals the least is best. Cores, more of them, an SM, a CUDA call; of
+    /// either the one without page-locked memory.
     pub(crate) fn rank(self) -> (u32, usize) {
         match self {
             Self::Routine(_) => (0, 0),
             Self::Parallel(threads) => (1, threads),
             Self::Agent => (2, 0),
+            Self::AgentPinned => (2, 1),
             Self::CopyEngine => (3, 0),
             Self::CudaMemcpy => (4, 0),
             Self::CopyEnginePinned => (5, 0),
@@ -102,6 +110,7 @@ impl fmt::Display for CopyMethod {
             Self::Routine(name) => f.pad(name),
             Self::Parallel(threads) => f.pad(&format!("{PARALLEL}{threads}")),
             Self::Agent => f.pad(AGENT),
+            Self::AgentPinned => f.pad(AGENT_PINNED),
             Self::CopyEngine => f.pad(COPY_ENGINE),
             Self::CudaMemcpy => f.pad(CUDA_MEMCPY),
             Self::CopyEnginePinned => f.pad(COPY_ENGINE_PINNED),
@@ -143,13 +152,14 @@ mod tests {
         for text in ["", "parallel-", "parallel", "AVX2", "cuda", "agent-2"] {
             let error = text.parse::<CopyMethod>().unwrap_err().to_string();
             assert!(error.contains(&format!("there is no method {text:?}")) && error.contains("avx2"), "{error}");
-            assert!(error.contains("agent, copy_engine, cuda_memcpy_pinned"), "{error}");
+            assert!(error.contains("agent, agent_pinned, copy_engine, cuda_memcpy_pinned"), "{error}");
         }
     }
 
     #[test]
     fn of_equals_the_plainer_comes_first() {
-        let plain_first = ["avx2", "parallel-2", "parallel-8", "agent", "copy_engine", "cuda_memcpy_pinned"];
+        let plain_first =
+            ["avx2", "parallel-2", "parallel-8", "agent", "agent_pinned", "copy_engine", "cuda_memcpy_pinned"];
         let ranks = plain_first.map(|name| name.parse::<CopyMethod>().unwrap().rank());
         assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
     }

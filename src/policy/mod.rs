@@ -14,9 +14,11 @@
 //!
 //! # How it is measured
 //!
-//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, with the workers of a parallel copier
-//! awake and an agent's kernel on the GPU, as in a burst; of each the median. Ways within 10 % of the best are measured until
-//! each is known to 1 % (95 % interval), or time is up. The best method is the plainest that is
+//! Calls back to back in blocks of some 100 us, of all ways in turn in random order, as in a burst: with those workers of a
+//! parallel copier awake that such copies wake, and an agent's kernel on the GPU; of each the median. Sizes double, and where
+//! the best way changes from one to the next, the size in between is measured as well. Ways within 15 % of the best are
+//! measured until each is known to 1 % (95 % interval) or slower beyond doubt, or time is up; their blocks are spread over all
+//! of the time. A row ends where the times of its best way and its neighbour's meet. The best method is the plainest that is
 //! within the noise of the quickest, 1 to 3 %: a routine, fewer threads, more threads, the agent, the copy engine. Way
 //! after way is given up: at a size where it takes more than 4 times the best, and at all larger ones once its time doubles
 //! with the size and would take too much of what there is.
@@ -47,8 +49,9 @@
 //! |---|---|
 //! | `avx512`, .. | the row's routine on one core |
 //! | `parallel-N` | a [`ParallelCopier`](crate::ParallelCopier) of N threads |
-//! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory |
-//! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: [`Mapping::flush`](crate::Mapping::flush), then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
+//! | `agent` | a [`PushAgent`](crate::agent::PushAgent), with any host memory, through page-locked memory of its own |
+//! | `agent_pinned` | the same with page-locked host memory that its kernel reaches directly |
+//! | `copy_engine` | what an [`AutoCopier`](crate::auto::AutoCopier) calls: an `SFENCE`, or a [flush](crate::Mapping::flush) where the GPU does not order writes, then [`DeviceBuffer::download`](crate::DeviceBuffer::download) or [`upload`](crate::DeviceBuffer::upload), with ordinary (pageable) host memory |
 //! | `copy_engine_pinned` | the same with page-locked host memory |
 //! | `cuda_memcpy_pinned` | a synchronous `cuMemcpy` with page-locked host memory, and nothing before it |
 //!
@@ -67,6 +70,7 @@ mod origin;
 #[cfg(feature = "cuda")]
 mod rival;
 mod routines;
+mod subject;
 mod text;
 
 use std::fmt;
@@ -75,10 +79,12 @@ use std::path::Path;
 
 pub use calibrate::{Calibration, Progress};
 use choose::Cell;
-pub(crate) use measure::{Block, Budget, Subject, are_shared, cells, rest, rouse, sizes};
+pub(crate) use choose::{Figures, last_of_lower};
+pub(crate) use measure::tables;
 pub use method::{CopyDirection, CopyMethod};
 pub use origin::MeasuredOn;
 pub(crate) use routines::Routines;
+pub(crate) use subject::{Block, Subject, are_shared, rest, sizes, warm_up};
 
 use crate::backend::BackendKind;
 use crate::copy::{self, Routine};
@@ -147,6 +153,12 @@ impl Choice<'_> {
     #[must_use]
     pub fn candidates(&self) -> &[(CopyMethod, f64)] {
         &self.row.candidates
+    }
+
+    /// What was measured; `None` where nothing was.
+    pub(crate) fn figures(&self) -> Option<Figures<'_>> {
+        let measured = self.row.measured.filter(|_| !self.row.candidates.is_empty());
+        measured.map(|bytes| Figures { bytes, candidates: &self.row.candidates })
     }
 
     /// [`Policy::source`].

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part of this")]
 
 pub mod counting;
+pub mod engine;
 pub mod env;
 #[path = "../../src/tool/sanity/fork.rs"]
 mod forking;

@@ -13,9 +13,9 @@ use gdrcopy::{DeviceBuffer, Session};
 use super::subject::pattern;
 
 /// Bytes of a chunk.
-pub const CHUNK: usize = 8 << 10;
+pub const CHUNK: usize = 16 << 10;
 /// Stages of an agent that was not asked for others.
-pub const STAGES: usize = 16;
+pub const STAGES: usize = 10;
 /// Loads of 16 bytes that a thread has under way at most; what all have is fetched without bulk copies.
 const BURST: usize = 8;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gdrcopy::ParallelCopier;
-use gdrcopy::agent::{AgentOptions, PushAgent, Segment};
+use gdrcopy::agent::{AgentOptions, Bounce, Drain, PushAgent, Segment};
 use gdrcopy::auto::{AutoCopier, AutoOptions};
 use gdrcopy::cuda::{PinnedHost, memcpy_to_device, memcpy_to_host};
 use gdrcopy::policy::CopyDirection;
@@ -120,9 +120,10 @@ fn writes_beside_the_other_ways() {
     }
 }
 
-/// By how many stages, and by how many threads' own loads: where the thresholds belong, each way.
+/// By how many stages, and by how many threads' own loads: where the thresholds belong.
 #[test]
-fn bulk_copies_by_stages() {
+#[ignore = "a table to choose by"]
+fn writes_by_stages() {
     let Some(alone) = alone() else { return };
     const LIMIT: Duration = Duration::from_millis(15);
     const SIZES: [usize; 8] =
@@ -131,42 +132,81 @@ fn bulk_copies_by_stages() {
     memory.make_current().unwrap();
     let mut host = PinnedHost::new(0, 1 << 20).unwrap();
     host.as_mut_slice().fill(1);
-    println!("microseconds, p50 of single writes and reads; 0 stages: the threads' own loads");
+    println!("microseconds, p50 of single writes; 0 stages: the threads' own loads");
     print!("{:>7} {:>6}", "threads", "stages");
     SIZES.iter().for_each(|bytes| print!(" {bytes:>8}"));
     println!();
     for threads in [256, 512, 1024] {
-        for stages in [0, 10, 12, 14, 16, 20, 24, 28] {
-            let options = AgentOptions::default().threads(threads).bulk_stages(stages).bulk_pushes(true).dedicated();
+        for stages in [0, 5, 6, 8, 10, 12, 14] {
+            let options = AgentOptions::default().threads(threads).bulk_stages(stages).dedicated();
             let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
             let mut buffer = agent.host_buffer(1 << 20).unwrap();
             buffer.as_mut_slice().fill(1);
-            for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
-                print!("{threads:>7} {stages:>6}");
-                for bytes in SIZES {
-                    let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
-                    let times = Times::of(1000, LIMIT, || match direction {
-                        CopyDirection::HostToDevice => agent.write_from(&mut buffer, &whole).unwrap(),
-                        CopyDirection::DeviceToHost => agent.read_into(&mut buffer, &whole).unwrap(),
-                    });
-                    print!(" {:>8.2}", times.at(0.5));
-                }
-                println!("  {direction:?}");
+            print!("{threads:>7} {stages:>6}");
+            for bytes in SIZES {
+                let whole = [Segment { range: 0, offset: 0, bytes, at: 0 }];
+                let times = Times::of(1000, LIMIT, || agent.write_from(&mut buffer, &whole).unwrap());
+                print!(" {:>8.2}", times.at(0.5));
             }
+            println!();
             agent.stop().unwrap();
         }
     }
-    for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
-        print!("{:>14}", "cuMemcpy");
-        for bytes in SIZES {
-            let host = &mut host.as_mut_slice()[..bytes];
-            let times = Times::of(1000, LIMIT, || match direction {
-                CopyDirection::HostToDevice => unsafe { memcpy_to_device(memory.addr(), host) }.unwrap(),
-                CopyDirection::DeviceToHost => unsafe { memcpy_to_host(host, memory.addr()) }.unwrap(),
-            });
-            print!(" {:>8.2}", times.at(0.5));
+    print!("{:>14}", "cuMemcpyHtoD");
+    for bytes in SIZES {
+        let host = &host.as_slice()[..bytes];
+        let times = Times::of(1000, LIMIT, || unsafe { memcpy_to_device(memory.addr(), host) }.unwrap());
+        print!(" {:>8.2}", times.at(0.5));
+    }
+    println!();
+}
+
+/// How reads into ordinary memory should be cut up and copied out: the median of single calls, in microseconds, beside the
+/// agent straight into its own memory. To choose `Bounce::default` by, so nothing is judged but the bytes.
+#[test]
+#[ignore = "a table to choose by"]
+fn pieces_of_reads_into_ordinary_memory() {
+    let Some(alone) = alone() else { return };
+    const SIZES: [usize; 7] = [4096, 16 << 10, 32 << 10, 64 << 10, 100_000, 256 << 10, 1 << 20];
+    const LIMIT: Duration = Duration::from_millis(40);
+    let memory = alone.session.alloc(1 << 20).unwrap();
+    let data = pattern(13, 1 << 20);
+    memory.upload(0, &data).unwrap();
+    let mut host = vec![0; 1 << 20];
+    let line = |name: &str, times: &[f64]| {
+        println!("{name:<36}{}", times.iter().map(|us| format!("{us:>9.2}")).collect::<String>());
+    };
+    line("bytes", &SIZES.map(|bytes| bytes as f64));
+    let drains = [Drain::Plain, Drain::Lines, Drain::Prefetch(1024), Drain::Prefetch(2048), Drain::Prefetch(4096)];
+    let pieces =
+        [(128, 100), (8, 100), (16, 100), (32, 100), (64, 100), (8, 150), (16, 150), (16, 200), (32, 150), (8, 200)];
+    // Twice, to see how much of it is noise.
+    for _ in 0..2 {
+        for drain in drains {
+            for (first, growth) in pieces {
+                let bounce = Bounce { first: first << 10, growth, drain };
+                let options = AgentOptions::default().dedicated().bounce(bounce);
+                let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+                let times = SIZES.map(|bytes| {
+                    let to = &mut host[..bytes];
+                    let times = Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap());
+                    assert!(*to == data[..bytes], "{bounce:?}, {bytes} bytes");
+                    to.fill(0);
+                    times.at(0.5)
+                });
+                agent.stop().unwrap();
+                line(&format!("{first} KiB, {growth} %, {drain:?}"), &times);
+            }
         }
-        println!("  {direction:?}");
+        let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default().dedicated()).unwrap();
+        let mut buffer = agent.host_buffer(1 << 20).unwrap();
+        let times = SIZES.map(|bytes| {
+            let to = &mut buffer.as_mut_slice()[..bytes];
+            Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap()).at(0.5)
+        });
+        assert!(*buffer.as_slice() == data);
+        agent.stop().unwrap();
+        line("into the agent's own memory", &times);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Run one at a time (`RUST_TEST_THREADS=1`), with `--nocapture` for the figures. Environment: `GDRCOPY_AGENT_ROUNDS` (100000) rounds of rewriting the source,
 //! `GDRCOPY_AGENT_CYCLES` (100) of starting and stopping. With `--include-ignored` also one that starts an MPS control
-//! daemon, in a folder of its own.
+//! daemon, in a folder of its own, and a table of how reads into ordinary memory can be cut up.
 
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, missing_docs, reason = "tests call the CUDA driver beside the library")]
@@ -22,6 +22,7 @@ mod latency;
 #[cfg(feature = "tools")]
 mod load;
 mod pull;
+mod reached;
 mod resources;
 #[path = "../gpu/support.rs"]
 #[allow(dead_code, reason = "each test binary uses its own part of this")]

@@ -9,16 +9,11 @@ use crate::common::pulls::{self, CHUNK, STAGES, segment};
 use crate::support::check;
 
 /// Threads of the block and stages asked for; none of these leaves all fetching to the threads.
-const KINDS: [(u32, u32); 6] = [(256, 16), (256, 0), (512, 16), (1024, 16), (256, 10), (256, 28)];
+const KINDS: [(u32, u32); 6] = [(256, 10), (256, 0), (512, 10), (1024, 10), (256, 5), (256, 14)];
 
 /// Such an agent has its stages from the second launch on, a dedicated one from the first.
 fn options((threads, stages): (u32, u32)) -> AgentOptions {
     AgentOptions::default().threads(threads).bulk_stages(stages)
-}
-
-/// Reads in bulk copies, too.
-fn both_ways(kind: (u32, u32)) -> AgentOptions {
-    options(kind).bulk_pushes(true)
 }
 
 /// Or all else here would test the threads' own loads.
@@ -58,7 +53,7 @@ fn every_length_from_and_to_every_place() {
         let places = if kind == KINDS[0] { &all } else { &some };
         let lengths = pulls::lengths(256, STAGES);
         pulls::every_place(&alone.session, options(kind).dedicated(), &lengths, places);
-        let lengths = pulls::lengths(kind.0 as usize, kind.1.max(10) as usize);
+        let lengths = pulls::lengths(kind.0 as usize, kind.1.max(5) as usize);
         pulls::every_place(&alone.session, options(kind).dedicated(), &lengths, &few);
         let long = [64 << 10, 128 << 10, 256 << 10, (1 << 20) - 1, 1 << 20, 2_000_003, 3 << 20, (4 << 20) + 9];
         pulls::every_place(&alone.session, options(kind), &long, &few);
@@ -77,8 +72,8 @@ fn nothing_fetched_in_bulk_is_stale() {
             pulls::none_stale(&alone.session, options(kind), bytes, rounds);
             pulls::none_stale(&alone.session, options(kind).dedicated(), bytes, rounds / 10);
             pulls::in_flight(&alone.session, options(kind), bytes, rounds / 2);
-            pulls::none_stale(&alone.session, both_ways(kind), bytes, rounds / 10);
-            pulls::in_flight(&alone.session, both_ways(kind).dedicated(), bytes, rounds / 10);
+            pulls::none_stale(&alone.session, options(kind), bytes, rounds / 10);
+            pulls::in_flight(&alone.session, options(kind).dedicated(), bytes, rounds / 10);
         }
         println!("{} threads, {} stages: {rounds} rounds, none stale", kind.0, kind.1);
     }
@@ -100,6 +95,6 @@ fn a_write_that_meets_a_leaving_kernel_is_served() {
         let launches = pulls::meeting_a_leaving_kernel(&alone.session, options(kind), 5000);
         println!("{} threads, {} stages: 5000 writes, {launches} launches", kind.0, kind.1);
         assert!(launches > 100);
-        pulls::meeting_a_leaving_kernel(&alone.session, both_ways(kind), 1000);
+        pulls::meeting_a_leaving_kernel(&alone.session, options(kind), 1000);
     }
 }

@@ -194,6 +194,47 @@ static void buffers(void)
     RETURNS(EINVAL, gdrx_agent_read((gdrx_agent_t){ 0 }, 0, 0, seen, 1));
 }
 
+/* Memory of the program's that the kernel reaches. What is not page-locked will do for the stand-in alone. */
+static void registered(void)
+{
+    gdrx_agent_t agent = create();
+    void *buffer = NULL;
+    OK(gdrx_agent_alloc(agent, HALF, &buffer));
+    fill(host, SIZE, 30);
+    OK(gdrx_upload(g, dev, host, SIZE));
+    RETURNS(EINVAL, gdrx_agent_register_host(agent, NULL, 10));
+    RETURNS(EINVAL, gdrx_agent_register_host(agent, seen, 0));
+    RETURNS(EINVAL, gdrx_agent_register_host(agent, buffer, 10));
+    RETURNS(EINVAL, gdrx_agent_unregister_host(agent, seen));
+    if (!defaults().cpu_stand_in) {
+        RETURNS(EINVAL, gdrx_agent_register_host(agent, seen, HALF));
+        CHECK(strstr(gdrx_last_error(), "not page-locked") && strstr(gdrx_last_error(), "cuMemHostRegister"));
+    } else {
+        OK(gdrx_agent_register_host(agent, seen + 5, HALF));
+        RETURNS(EINVAL, gdrx_agent_register_host(agent, seen + HALF, 10));
+    }
+    char *places[2] = { seen + 5, (char *)buffer };
+    for (int n = 0; n < 2; n++) {
+        char *at = places[n];
+        memset(at, 0, HALF);
+        OK(gdrx_agent_read(agent, 0, 3, at + 1, HALF - 2));
+        CHECK(memcmp(at + 1, host + 103, HALF - 2) == 0 && at[0] == 0 && at[HALF - 1] == 0);
+        fill(at, HALF, 31 + (unsigned)n);
+        OK(gdrx_agent_write(agent, 0, 3, at + 1, HALF - 2));
+        memcpy(host + 103, at + 1, HALF - 2);
+        memset(at, 0, HALF);
+        OK(gdrx_download(g, dev + 103, at, HALF - 2));
+        CHECK(memcmp(at, host + 103, HALF - 2) == 0);
+    }
+    if (defaults().cpu_stand_in) {
+        OK(gdrx_agent_unregister_host(agent, seen + 5));
+        RETURNS(EINVAL, gdrx_agent_unregister_host(agent, seen + 5));
+    }
+    OK(gdrx_agent_destroy(agent));
+    RETURNS(EINVAL, gdrx_agent_register_host(agent, seen, 10));
+    RETURNS(EINVAL, gdrx_agent_unregister_host(agent, seen));
+}
+
 static gdrx_agent_t shared;
 
 /* Handed on by the join, so never refused. */
@@ -271,6 +312,8 @@ static void forked(void)
         RETURNS(EACCES, gdrx_agent_is_done(agent, flying, &done));
         RETURNS(EACCES, gdrx_agent_state(agent, &done, &launches));
         RETURNS(EACCES, gdrx_agent_alloc(agent, 100, &other));
+        RETURNS(EACCES, gdrx_agent_register_host(agent, seen, 1));
+        RETURNS(EACCES, gdrx_agent_unregister_host(agent, seen));
         RETURNS(EACCES, gdrx_agent_destroy(agent));
         execl("/bin/true", "true", (char *)NULL);
         _exit(1);
@@ -326,6 +369,8 @@ static void automatic(void)
     if (child == 0) {
         alarm(30);
         RETURNS(EACCES, gdrx_auto_read(copier, 0, seen, 1));
+        RETURNS(EACCES, gdrx_auto_register_host(copier, seen, 1));
+        RETURNS(EACCES, gdrx_auto_unregister_host(copier, seen));
         RETURNS(EACCES, gdrx_auto_destroy(copier));
         execl("/bin/true", "true", (char *)NULL);
         _exit(1);
@@ -337,6 +382,27 @@ static void automatic(void)
     RETURNS(EINVAL, gdrx_auto_destroy(copier));
     OK(gdrx_auto_create(g, dev, NULL, &copier));
     OK(gdrx_auto_read(copier, 0, seen, SIZE));
+    OK(gdrx_auto_register_host(copier, seen, SIZE)); /* without an agent, nothing */
+    OK(gdrx_auto_unregister_host(copier, seen));
+    OK(gdrx_auto_destroy(copier));
+
+    options.page_locked = 1;
+    OK(gdrx_auto_create(g, dev, &options, &copier));
+    OK(gdrx_auto_explain(copier, GDRX_DEVICE_TO_HOST, 1, text, sizeof text));
+    CHECK(strstr(text, " agent_pinned=") && strstr(text, " copy_engine_pinned="));
+    if (agent.cpu_stand_in) {
+        OK(gdrx_auto_register_host(copier, seen, SIZE));
+        RETURNS(EINVAL, gdrx_auto_register_host(copier, seen, 1));
+    } else {
+        RETURNS(EINVAL, gdrx_auto_register_host(copier, seen, SIZE));
+    }
+    fill(host, SIZE, 60);
+    OK(gdrx_auto_write(copier, 0, host, SIZE));
+    OK(gdrx_auto_read(copier, 1, seen + 1, SIZE - 1));
+    CHECK(memcmp(seen + 1, host + 1, SIZE - 1) == 0);
+    if (agent.cpu_stand_in)
+        OK(gdrx_auto_unregister_host(copier, seen));
+    RETURNS(EINVAL, gdrx_auto_unregister_host(copier, seen));
     OK(gdrx_auto_destroy(copier));
 }
 
@@ -350,6 +416,7 @@ int main(void)
     refusals();
     plain();
     buffers();
+    registered();
     threads();
     forked();
     automatic();
