@@ -91,9 +91,9 @@ impl PushAgent<'_> {
             }
             parts.link.wait(numbers[taken % SLOTS])?;
             let from = parts.bounce.ptr().wrapping_add(place(taken)).cast_const();
-            // SAFETY: a piece inside the bounce memory, which is whole lines and which the kernel wrote and, until it is rung
-            // for again, leaves alone.
-            unsafe { self.bounce.drain.run(&mut to[start..start + bytes], from) };
+            // SAFETY: a piece inside the bounce memory, which the kernel wrote and, until it is rung for again, leaves alone; `to`
+            // is a slice of its own.
+            unsafe { to[start..start + bytes].as_mut_ptr().copy_from_nonoverlapping(from, bytes) };
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ mod standin;
 mod wire;
 
 #[doc(hidden)]
-pub use bounce::{Bounce, Drain};
+pub use bounce::Bounce;
 pub use memory::HostBuffer;
 pub use options::AgentOptions;
 #[doc(hidden)]

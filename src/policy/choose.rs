@@ -16,7 +16,18 @@ pub(crate) struct Cell {
 /// Two routines within this are equally good: less than that is not told apart from noise.
 pub(super) const MARGIN: f64 = 1.03;
 
+/// From so many bytes on, in [`LARGE_MARGIN`], the copy engine is as good as any: it takes neither cores nor an SM, and what
+/// differs is how busy memory is at the moment (20 % from run to run on an H200).
+const LARGE: usize = 4 << 20;
+const LARGE_MARGIN: f64 = 1.08;
+
 impl Cell {
+    /// The copy engine with the host memory that was measured.
+    fn engine(&self) -> Option<(CopyMethod, f64)> {
+        let is_engine = |method| matches!(method, CopyMethod::CopyEngine | CopyMethod::CopyEnginePinned);
+        self.candidates.iter().copied().find(|(method, _)| is_engine(*method))
+    }
+
     fn routines(&self) -> impl Iterator<Item = (&'static str, f64)> {
         self.candidates.iter().filter_map(|(method, ns)| match method {
             CopyMethod::Routine(name) => Some((*name, *ns)),
@@ -50,6 +61,11 @@ impl Cell {
     /// The plainest method that is as good as any, with this routine in force.
     pub(super) fn best(&self, routine: &'static str) -> CopyMethod {
         let fits = |method: CopyMethod| !matches!(method, CopyMethod::Routine(name) if name != routine);
+        if self.bytes >= LARGE
+            && let Some((engine, _)) = self.engine().filter(|(_, ns)| *ns <= LARGE_MARGIN * self.fastest(fits))
+        {
+            return engine;
+        }
         let limit = self.fastest(fits) * self.margin;
         let good = self.candidates.iter().filter(|(method, ns)| fits(*method) && *ns <= limit);
         good.map(|(method, _)| *method).min_by_key(|method| method.rank()).unwrap_or(CopyMethod::Routine(routine))
@@ -251,6 +267,15 @@ mod tests {
         let big: Vec<_> =
             (0..9).map(|n| if n % 2 == 0 { (64 << n, 100.0, 900.0) } else { (64 << n, 900.0, 100.0) }).collect();
         assert!(names(&table(&big)).chunk_by(|a, b| a == b).count() <= MAX_CLASSES);
+    }
+
+    #[test]
+    fn large_copies_are_the_engines_unless_another_way_is_clearly_better() {
+        let best = |bytes: usize, agent: f64| {
+            cell(bytes, &[("avx512", 900.0), ("agent", agent), ("copy_engine", 100.0)]).best("avx512").to_string()
+        };
+        assert_eq!((best(4 << 20, 95.0), best(4 << 20, 90.0)), ("copy_engine".to_owned(), "agent".to_owned()));
+        assert_eq!(best(2 << 20, 95.0), "agent");
     }
 
     #[test]

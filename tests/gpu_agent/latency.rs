@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gdrcopy::ParallelCopier;
-use gdrcopy::agent::{AgentOptions, Bounce, Drain, PushAgent, Segment};
+use gdrcopy::agent::{AgentOptions, Bounce, PushAgent, Segment};
 use gdrcopy::auto::{AutoCopier, AutoOptions};
 use gdrcopy::cuda::{PinnedHost, memcpy_to_device, memcpy_to_host};
 use gdrcopy::policy::CopyDirection;
@@ -161,7 +161,7 @@ fn writes_by_stages() {
     println!();
 }
 
-/// How reads into ordinary memory should be cut up and copied out: the median of single calls, in microseconds, beside the
+/// How reads into ordinary memory should be cut up: the median of single calls, in microseconds, beside the
 /// agent straight into its own memory. To choose `Bounce::default` by, so nothing is judged but the bytes.
 #[test]
 #[ignore = "a table to choose by"]
@@ -177,26 +177,23 @@ fn pieces_of_reads_into_ordinary_memory() {
         println!("{name:<36}{}", times.iter().map(|us| format!("{us:>9.2}")).collect::<String>());
     };
     line("bytes", &SIZES.map(|bytes| bytes as f64));
-    let drains = [Drain::Plain, Drain::Lines, Drain::Prefetch(1024), Drain::Prefetch(2048), Drain::Prefetch(4096)];
     let pieces =
         [(128, 100), (8, 100), (16, 100), (32, 100), (64, 100), (8, 150), (16, 150), (16, 200), (32, 150), (8, 200)];
     // Twice, to see how much of it is noise.
     for _ in 0..2 {
-        for drain in drains {
-            for (first, growth) in pieces {
-                let bounce = Bounce { first: first << 10, growth, drain };
-                let options = AgentOptions::default().dedicated().bounce(bounce);
-                let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
-                let times = SIZES.map(|bytes| {
-                    let to = &mut host[..bytes];
-                    let times = Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap());
-                    assert!(*to == data[..bytes], "{bounce:?}, {bytes} bytes");
-                    to.fill(0);
-                    times.at(0.5)
-                });
-                agent.stop().unwrap();
-                line(&format!("{first} KiB, {growth} %, {drain:?}"), &times);
-            }
+        for (first, growth) in pieces {
+            let bounce = Bounce { first: first << 10, growth };
+            let options = AgentOptions::default().dedicated().bounce(bounce);
+            let mut agent = PushAgent::start(&alone.session, [&memory], options).unwrap();
+            let times = SIZES.map(|bytes| {
+                let to = &mut host[..bytes];
+                let times = Times::of(5000, LIMIT, || agent.read(0, 0, to).unwrap());
+                assert!(*to == data[..bytes], "{bounce:?}, {bytes} bytes");
+                to.fill(0);
+                times.at(0.5)
+            });
+            agent.stop().unwrap();
+            line(&format!("{first} KiB, {growth} %"), &times);
         }
         let mut agent = PushAgent::start(&alone.session, [&memory], AgentOptions::default().dedicated()).unwrap();
         let mut buffer = agent.host_buffer(1 << 20).unwrap();
