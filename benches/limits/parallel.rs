@@ -156,20 +156,21 @@ fn carry(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
 
 /// Wakes a copier's workers and makes copies until all have taken part in some: the steady state of copies back to back.
 /// Whether they are all awake.
+///
+/// Copies are made from the start, or those that wake first would sleep again before the last is awake.
 fn all_awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<bool> {
     let are_all = || crew.awake() == crew.cpus().len();
     let begin = Instant::now();
     loop {
         crew.wake();
-        while !are_all() && begin.elapsed() < PATIENCE {
-            std::hint::spin_loop();
-        }
+        let were_all = are_all();
         let warm = Instant::now();
         while warm.elapsed() < WARM {
             carry(crew, lab, load)?;
         }
-        if are_all() || begin.elapsed() >= PATIENCE {
-            return Ok(are_all());
+        let are_all = were_all && are_all();
+        if are_all || begin.elapsed() >= PATIENCE {
+            return Ok(are_all);
         }
     }
 }
@@ -360,9 +361,12 @@ fn tabulate(
         let arm = report::Arm { rounds: &taken.rounds, index, calls: taken.calls[index], per_call: 1.0 };
         let median = found.figure(place, &entry.name, &arm, verified);
         let short = if entry.short.get() > 0 { format!("  {}", awake_in(entry)) } else { String::new() };
+        let is_all = |cpus: &CpuList| cpus.len() <= usize::try_from(entry.threads()).unwrap_or(usize::MAX);
+        // Whatever else the system runs takes one of them away for a while.
+        let crowd = if lab.cpus.is_some_and(is_all) { "  on every CPU" } else { "" };
         let note = if verified { "" } else { "  WRONG BYTES" };
         let (time, rate) = (format!("{} us", us(median)), rate(load, median));
-        lab.screen.line(&format!("  {:<20}{time:<28}{rate:.1} GB/s{short}{note}", entry.name))?;
+        lab.screen.line(&format!("  {:<20}{time:<28}{rate:.1} GB/s{crowd}{short}{note}", entry.name))?;
         medians.push(median);
     }
     Ok(medians)
@@ -372,7 +376,7 @@ fn tabulate(
 fn awake_in(entry: &Entry<'_>) -> String {
     match entry.short.get() {
         0 => "workers awake".to_owned(),
-        blocks => format!("workers awake but in {blocks} blocks"),
+        blocks => format!("not all workers awake in {blocks} blocks"),
     }
 }
 
