@@ -49,8 +49,8 @@ const LATE: usize = 4;
 /// of 32 KiB or more, a write of 512 KiB), or where the one before was short of workers as well and is no longer ago than
 /// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time.
 ///
-/// Where all are awake each thread has a share of its own, which it need not ask for. Reads of up to 4 KiB for each thread,
-/// and writes of up to 32 KiB, are shared out whole; of longer ones six eighths of a read and seven of a write are, and the
+/// Where all are awake each thread has a share of its own, which it need not ask for. Reads of up to 3 KiB for each thread,
+/// and writes of up to 24 KiB, are shared out whole; of longer ones six eighths of a read and seven of a write are, and the
 /// rest is pieces for whoever is free. Nobody waits for a sleeper: where some sleep the whole copy is such pieces, large
 /// ones first, and what nobody comes for the calling thread does.
 ///

@@ -67,7 +67,7 @@ fn most_of_it(direction: CopyDirection) -> usize {
 const ALL: usize = 8;
 
 /// Units for each thread up to which a copy is cut into even shares, and nothing is left to ask for.
-const FEW: usize = 4;
+const FEW: usize = 3;
 
 /// `len` bytes of device memory, and the whole lines around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,8 +303,8 @@ mod tests {
             let (shares, rest) = shared(Span::new(0, len), threads, CopyDirection::DeviceToHost).unwrap();
             (kib(&shares), kib(&rest))
         };
-        assert_eq!(read(16 << 10, 4), (vec![4; 4], vec![]));
-        assert_eq!(read(32 << 10, 8), (vec![4; 8], vec![]));
+        assert_eq!(read(12 << 10, 4), (vec![3; 4], vec![]));
+        assert_eq!(read(16 << 10, 4), (vec![3; 4], vec![1; 4]));
         assert_eq!(read(40 << 10, 8), (vec![3; 8], vec![1; 16]));
         assert_eq!(read(64 << 10, 8), (vec![6; 8], vec![1; 16]));
         assert_eq!(read(64 << 10, 4), (vec![12; 4], [[2; 4], [1; 4], [1; 4]].concat()));
@@ -314,10 +314,10 @@ mod tests {
         let lines: Vec<usize> = twelve.iter().map(|range| range.len() / LINE_BYTES).collect();
         assert_eq!(lines, [[43; 8].as_slice(), &[42; 4]].concat());
         // A start within a line makes no other shape of it.
-        assert!(shared(Span::new(13, 16 << 10), 4, CopyDirection::DeviceToHost).unwrap().1.is_empty());
+        assert!(shared(Span::new(13, 12 << 10), 4, CopyDirection::DeviceToHost).unwrap().1.is_empty());
         let write = |len| shared(Span::new(0, len), 2, CopyDirection::HostToDevice).unwrap();
-        let (short, long) = (write(64 << 10), write(1 << 20));
-        assert_eq!((kib(&short.0), kib(&short.1)), (vec![32; 2], vec![]));
+        let (short, long) = (write(48 << 10), write(1 << 20));
+        assert_eq!((kib(&short.0), kib(&short.1)), (vec![24; 2], vec![]));
         assert_eq!((kib(&long.0), kib(&long.1)), (vec![448; 2], vec![32; 4]));
     }
 
@@ -325,7 +325,8 @@ mod tests {
     fn large_pieces_come_first_and_there_are_few() {
         let sizes = |len, threads| kib(&all(Pieces::whole(Span::new(0, len), threads, CopyDirection::DeviceToHost)));
         assert_eq!(sizes(64 << 10, 8), [[6; 8].as_slice(), &[1; 16]].concat());
-        assert_eq!(sizes(16 << 10, 4), [4; 4]);
+        assert_eq!(sizes(12 << 10, 4), [3; 4]);
+        assert_eq!(sizes(16 << 10, 4), [[3; 4], [1; 4]].concat());
         assert_eq!(sizes(256 << 10, 8), [[24; 8].as_slice(), &[4; 8], &[2; 8], &[1; 16]].concat());
         assert_eq!(sizes(2 << 10, 8), [1, 1]);
         assert_eq!(sizes(33 << 10, 8), [[3; 8].as_slice(), &[1; 9]].concat());
