@@ -92,9 +92,6 @@ enum Part {
     Channel,
     /// The automatic copier against every method that it chooses from
     Auto,
-    /// Copies by several cores, shared out in every way
-    #[value(hide = true)]
-    Split,
 }
 
 impl Part {
@@ -109,7 +106,6 @@ impl Part {
             Self::Backends => backends::run(lab, found),
             Self::Channel => channel::run(lab, found),
             Self::Auto => auto::run(lab, found),
-            Self::Split => parallel::split(lab, found),
         }
     }
 }
@@ -153,11 +149,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     let rig = Rig::new(TOOL, &common, lab::BUFFER)?;
     let pinned = rig.session.pin(&rig.buffer)?;
     let mapping = rig::map(&pinned, common.mapping_type)?;
-    // What decided a question and is no target runs only when asked for.
-    let usual: Vec<Part> = Part::value_variants().iter().copied().filter(|part| *part != Part::Split).collect();
-    let wanted = if args.only.is_empty() { &usual } else { &args.only };
+    let wanted = if args.only.is_empty() { Part::value_variants() } else { &args.only };
     // Workers take CPUs of the process's own choice, and then this thread one that is left.
-    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent | Part::Auto | Part::Split));
+    let has_workers = wanted.iter().any(|part| matches!(part, Part::Parallel | Part::Agent | Part::Auto));
     let crews = if has_workers { Crews::hire(rig.gpu.pci, common.cpu) } else { Crews::default() };
     let cpus = cpu::allowed();
     common.cpu = crews.keep_off(common.cpu, rig.gpu.pci)?;

@@ -20,7 +20,6 @@ use crate::lab::{Lab, Load};
 use crate::report::{self, Findings, Place, Target};
 
 const PART: &str = "parallel";
-const SPLIT_PART: &str = "split";
 /// Cores that share a copy, the calling one among them.
 const CREWS: [usize; 6] = [2, 3, 4, 8, 12, 16];
 /// The most that a copier has unless it is told otherwise; larger ones are for this part alone.
@@ -34,8 +33,6 @@ const WARM: Duration = Duration::from_micros(100);
 /// Workers that are woken run within this, on a busy machine too.
 const PATIENCE: Duration = Duration::from_millis(50);
 const TIME: Duration = Duration::from_millis(4000);
-/// All arms of a copier that is told how to share.
-const SPLIT_TIME: Duration = Duration::from_millis(3000);
 /// A copier against the bare loop.
 const NEAR: Target = Target::AtMost(1.05);
 
@@ -85,20 +82,6 @@ const CASES: [Case; 3] = [
         near: None,
     },
 ];
-
-/// Copies that are shared in every way, and by how many.
-const SPLIT: [(Direction, usize, usize); 7] = [
-    (Direction::DeviceToHost, 16 << 10, 2),
-    (Direction::DeviceToHost, 16 << 10, 4),
-    (Direction::DeviceToHost, 64 << 10, 4),
-    (Direction::DeviceToHost, 64 << 10, 8),
-    (Direction::DeviceToHost, 64 << 10, 16),
-    (Direction::DeviceToHost, 1 << 20, 8),
-    (Direction::HostToDevice, 1 << 20, 2),
-];
-
-/// Eighths that are shares; none of it is what all ask for.
-const EIGHTHS: [usize; 5] = [0, 4, 6, 7, 8];
 
 /// The copiers, one for each number of cores. All sleep until they are used.
 #[derive(Debug, Default)]
@@ -173,20 +156,21 @@ fn carry(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<()> {
 
 /// Wakes a copier's workers and makes copies until all have taken part in some: the steady state of copies back to back.
 /// Whether they are all awake.
+///
+/// Copies are made from the start, or those that wake first would sleep again before the last is awake.
 fn all_awake(crew: &ParallelCopier, lab: &Lab<'_>, load: &Load) -> Result<bool> {
     let are_all = || crew.awake() == crew.cpus().len();
     let begin = Instant::now();
     loop {
         crew.wake();
-        while !are_all() && begin.elapsed() < PATIENCE {
-            std::hint::spin_loop();
-        }
+        let were_all = are_all();
         let warm = Instant::now();
         while warm.elapsed() < WARM {
             carry(crew, lab, load)?;
         }
-        if are_all() || begin.elapsed() >= PATIENCE {
-            return Ok(are_all());
+        let are_all = were_all && are_all();
+        if are_all || begin.elapsed() >= PATIENCE {
+            return Ok(are_all);
         }
     }
 }
@@ -377,9 +361,12 @@ fn tabulate(
         let arm = report::Arm { rounds: &taken.rounds, index, calls: taken.calls[index], per_call: 1.0 };
         let median = found.figure(place, &entry.name, &arm, verified);
         let short = if entry.short.get() > 0 { format!("  {}", awake_in(entry)) } else { String::new() };
+        let is_all = |cpus: &CpuList| cpus.len() <= usize::try_from(entry.threads()).unwrap_or(usize::MAX);
+        // Whatever else the system runs takes one of them away for a while.
+        let crowd = if lab.cpus.is_some_and(is_all) { "  on every CPU" } else { "" };
         let note = if verified { "" } else { "  WRONG BYTES" };
         let (time, rate) = (format!("{} us", us(median)), rate(load, median));
-        lab.screen.line(&format!("  {:<20}{time:<28}{rate:.1} GB/s{short}{note}", entry.name))?;
+        lab.screen.line(&format!("  {:<20}{time:<28}{rate:.1} GB/s{crowd}{short}{note}", entry.name))?;
         medians.push(median);
     }
     Ok(medians)
@@ -389,7 +376,7 @@ fn tabulate(
 fn awake_in(entry: &Entry<'_>) -> String {
     match entry.short.get() {
         0 => "workers awake".to_owned(),
-        blocks => format!("workers awake but in {blocks} blocks"),
+        blocks => format!("not all workers awake in {blocks} blocks"),
     }
 }
 
@@ -399,50 +386,6 @@ fn us(ns: Estimate) -> Estimate {
 
 fn rate(load: &Load, ns: Estimate) -> Estimate {
     ns.map(|ns| f64::from(u32::try_from(load.bytes()).unwrap_or(u32::MAX)) / ns)
-}
-
-/// How a copy is best shared out: so much of it in shares, the rest for whoever is free.
-pub(crate) fn split(lab: &Lab<'_>, found: &mut Findings) -> std::result::Result<(), Failure> {
-    for (direction, bytes, cores) in SPLIT {
-        let load = Load::new(direction, bytes);
-        let size = size_in_words(load.bytes());
-        let crew = match lab.crews.of(cores) {
-            Ok(crew) => crew,
-            Err(error) => {
-                found.skip(lab.screen, SPLIT_PART, format!("{size} on {}: {error}", by(cores)))?;
-                continue;
-            }
-        };
-        lab.screen.line("")?;
-        let what = "fenced, back to back, workers awake, by eighths in shares";
-        lab.screen.line(&format!("{}, {size}, on {}, {what}", direction.in_words(), by(cores)))?;
-        let cpus: CpuList = crew.cpus().iter().copied().collect();
-        let copier = || ParallelCopier::builder().threads(cores).write_threads(cores).cpus(cpus.clone());
-        let told = EIGHTHS.into_iter().map(|eighths| copier().shared_eighths(eighths).build());
-        let told: Vec<ParallelCopier> = told.collect::<Result<_>>()?;
-        let mut field = vec![
-            Entry::new("bare loop", Who::Bare(Bare::start(crew.cpus(), direction, bytes)?)),
-            Entry::new("by default", Who::Copier(crew)),
-        ];
-        field.extend(told.iter().zip(EIGHTHS).map(|(copier, eighths)| {
-            let name = if eighths == 0 { "asked for".to_owned() } else { format!("{eighths} eighths") };
-            Entry::new(name, Who::Copier(copier))
-        }));
-        field.push(Entry::new("by default", Who::Copier(crew)));
-        let taken = compete(lab, &load, &field, SPLIT_TIME)?;
-        let place = Place { part: SPLIT_PART, direction, metric: Metric::Sustained, bytes: load.bytes() };
-        tabulate(lab, found, place, &load, &field, &taken)?;
-        for (index, entry) in field.iter().enumerate().skip(1) {
-            let (bare, usual) = (taken.rounds.ratio(index, 0), taken.rounds.ratio(index, 1));
-            found.compare(place, &entry.name, "bare loop", bare);
-            if index > 1 {
-                found.compare(place, &entry.name, "by default", usual);
-            }
-            let text = format!("  {:<20}over the bare loop {bare:.3}, over the default {usual:.3}", entry.name);
-            lab.screen.line(&text)?;
-        }
-    }
-    Ok(())
 }
 
 fn by(cores: usize) -> String {

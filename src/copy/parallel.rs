@@ -7,6 +7,7 @@
 //! GB/s with 1, 2 and 4 cores.
 
 mod builder;
+mod job;
 mod pieces;
 mod place;
 mod pool;
@@ -19,9 +20,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::builder::ParallelCopierBuilder;
+use self::job::Job;
 pub(crate) use self::pieces::largest_alone;
 use self::pieces::{GRANULE_BYTES, Shares, Span, most_threads};
-use self::pool::{Job, Pool};
+use self::pool::Pool;
 use super::{Routine, fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
@@ -47,9 +49,10 @@ const LATE: usize = 4;
 /// of 32 KiB or more, a write of 512 KiB), or where the one before was short of workers as well and is no longer ago than
 /// workers spin: the second of a burst. [`wake`](Self::wake) wakes them ahead of time.
 ///
-/// Where all are awake each thread has a share of its own: of a short copy an even one, of a longer one most of that, and the
-/// rest is pieces for whoever is free. Nobody waits for a sleeper: where some sleep the whole copy is such pieces, large ones
-/// first, and what nobody comes for the calling thread does.
+/// Where all are awake each thread has a share of its own, which it need not ask for. Reads of up to 3 KiB for each thread,
+/// and writes of up to 24 KiB, are shared out whole; of longer ones six eighths of a read and seven of a write are, and the
+/// rest is pieces for whoever is free. Nobody waits for a sleeper: where some sleep the whole copy is such pieces, large
+/// ones first, and what nobody comes for the calling thread does.
 ///
 /// It is bound to no mapping or session, and any number of threads may use it. One copy at a time has the workers; one
 /// that comes meanwhile is done by its calling thread alone. Copies too small to gain are done alone as well: reads that
@@ -92,8 +95,6 @@ pub struct ParallelCopier {
     threads: ManuallyDrop<Vec<JoinHandle<()>>>,
     cpus: Vec<u32>,
     write_threads: usize,
-    /// Eighths of a copy that are shares; by its size where there is no number.
-    shared: Option<usize>,
     /// A copy has the workers.
     busy: AtomicBool,
     made: Instant,
@@ -269,7 +270,7 @@ impl Team<'_> {
         let threads = if self.wakes { LATE * self.threads() } else { self.threads() };
         let are_all_awake = !self.wakes && self.workers == self.hands;
         let span = Span::new(device.addr(), len);
-        let shares = if are_all_awake { Shares::new(span, threads, direction, self.copier.shared) } else { None };
+        let shares = if are_all_awake { Shares::new(span, threads, direction) } else { None };
         let threads = u32::try_from(threads).unwrap_or(1);
         Job { routine, device, host, len, shares, threads, direction, is_prompt: !self.wakes }
     }

@@ -33,12 +33,11 @@ pub struct ParallelCopierBuilder {
     write_threads: usize,
     cpus: Option<CpuList>,
     spin: Duration,
-    shared: Option<usize>,
 }
 
 impl ParallelCopierBuilder {
     pub(super) fn new() -> Self {
-        Self { gpu: None, threads: None, write_threads: WRITE_THREADS, cpus: None, spin: SPIN, shared: None }
+        Self { gpu: None, threads: None, write_threads: WRITE_THREADS, cpus: None, spin: SPIN }
     }
 
     /// Prefers the CPUs next to this GPU ([`MappingFacts::pci`](crate::MappingFacts::pci)), as the kernel lists them in
@@ -78,15 +77,6 @@ impl ParallelCopierBuilder {
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;
-        self
-    }
-
-    /// So many eighths of each copy are shares that threads have for themselves, 0 to 8, whatever its size: for the
-    /// benchmark that compares them.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn shared_eighths(mut self, eighths: usize) -> Self {
-        self.shared = Some(eighths);
         self
     }
 
@@ -138,7 +128,6 @@ impl ParallelCopierBuilder {
             threads: ManuallyDrop::new(Vec::with_capacity(cpus.len())),
             write_threads: self.write_threads.clamp(1, cpus.len() + 1),
             cpus,
-            shared: self.shared,
             busy: AtomicBool::new(false),
             made: Instant::now(),
             short: AtomicU64::new(u64::MAX),

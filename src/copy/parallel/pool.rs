@@ -12,115 +12,14 @@
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
-use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::super::Routine;
 use super::super::fence;
-use super::pieces::{Pieces, Shares, Span};
-use crate::policy::CopyDirection;
+use super::job::Job;
 use crate::sys::num::{u64_of, usize_of};
-
-/// A copy. The pointers are the caller's, who waits until it is done.
-#[derive(Clone, Copy)]
-pub(super) struct Job {
-    pub(super) routine: &'static Routine,
-    pub(super) device: *mut u8,
-    pub(super) host: *mut u8,
-    pub(super) len: usize,
-    /// What each thread has for itself, the caller the first; only where all of them are awake.
-    pub(super) shares: Option<Shares>,
-    /// For how many threads it is cut up, the caller among them.
-    pub(super) threads: u32,
-    pub(super) direction: CopyDirection,
-    /// Those whom it is cut up for are all awake.
-    pub(super) is_prompt: bool,
-}
-
-impl Job {
-    /// The part of thread `n`, the caller being 0, and then pieces of what is left until there are none.
-    ///
-    /// # Safety
-    ///
-    /// The routine is available; the device bytes, and the whole lines around them, are mapped; the host bytes are
-    /// readable, for a load writable and no other thread's; and all of that until this returns. No other thread is `n`.
-    #[inline]
-    unsafe fn run(&self, n: usize, next: &AtomicU32) {
-        let threads = usize_of(u64::from(self.threads));
-        let span = Span::new(self.device.addr(), self.len);
-        let pieces = match self.shares {
-            Some(shares) => {
-                // SAFETY: the caller's duty, and shares do not overlap.
-                unsafe { self.copy(shares.range(span, n)) };
-                let Some(line) = shares.rest(span, threads) else { return };
-                Pieces::rest(span, line, threads, self.direction)
-            }
-            None => Pieces::whole(span, threads, self.direction),
-        };
-        // Where there is one for each thread, and all are there, a worker takes no second.
-        let is_once = n > 0 && self.is_prompt && self.shares.is_none() && pieces.are_shares();
-        // What the pieces hold is ordered by the opening and the end of the copy.
-        while let Some(range) = pieces.range(next.fetch_add(1, Ordering::Relaxed)) {
-            let is_last = range.end == self.len;
-            // SAFETY: the caller's duty; this thread alone took the piece, and pieces do not overlap.
-            unsafe { self.copy(range) };
-            if is_last || is_once {
-                return;
-            }
-        }
-    }
-
-    /// The share that another thread did not come for.
-    ///
-    /// # Safety
-    ///
-    /// As for [`run`](Self::run).
-    #[cold]
-    unsafe fn stand_in(&self, n: usize) {
-        if let Some(shares) = self.shares {
-            let span = Span::new(self.device.addr(), self.len);
-            // SAFETY: the caller's duty, and shares do not overlap.
-            unsafe { self.copy(shares.range(span, n)) };
-        }
-    }
-
-    /// Copies a part.
-    ///
-    /// # Safety
-    ///
-    /// As for [`run`](Self::run); no other thread copies these bytes.
-    #[inline]
-    unsafe fn copy(&self, range: Range<usize>) {
-        let (device, host) = (self.device.wrapping_add(range.start), self.host.wrapping_add(range.start));
-        match self.direction {
-            CopyDirection::HostToDevice => {
-                // SAFETY: a part of the range that the caller vouches for.
-                let from = unsafe { std::slice::from_raw_parts(host, range.len()) };
-                // SAFETY: as above.
-                unsafe { self.routine.store(device, from) };
-            }
-            CopyDirection::DeviceToHost => {
-                // SAFETY: as above; these bytes are this thread's alone.
-                let to = unsafe { std::slice::from_raw_parts_mut(host, range.len()) };
-                // SAFETY: as above.
-                unsafe { self.routine.load(to, device) };
-            }
-        }
-    }
-
-    /// What makes this core's part a part of the copy when it says that it is done.
-    #[inline]
-    fn fence(&self) {
-        match self.direction {
-            // What the caller writes then is seen after these bytes.
-            CopyDirection::HostToDevice => fence::store(),
-            CopyDirection::DeviceToHost => fence::load(),
-        }
-    }
-}
 
 /// What is to be done, all of it in one line of 64 bytes: workers that wait share it, and one store of the caller's tells
 /// them all.
@@ -440,37 +339,46 @@ impl Bed {
 #[cfg(test)]
 mod tests {
     use super::super::super::preferred;
+    use super::super::pieces::{Shares, Span};
     use super::*;
+    use crate::policy::CopyDirection;
 
-    const BYTES: usize = 40_000;
+    /// Shares of four are all of the one, and leave a rest of the other.
+    const SHORT: usize = 10_000;
+    const LONG: usize = 140_000;
 
     /// One copy by the calling thread and three workers, whoever comes of them; from a start within a line.
     #[track_caller]
-    fn copy(pool: &Pool, direction: CopyDirection, eighths: Option<usize>, wakes: bool, seed: u8) {
-        let pattern = |seed: u8| (0..BYTES).map(|n| u8::try_from(n % 251).unwrap() ^ seed).collect::<Vec<_>>();
-        let (mut device, mut host) = (vec![0; BYTES + 256], vec![0; BYTES]);
+    fn copy(pool: &Pool, direction: CopyDirection, bytes: usize, is_shared: bool, wakes: bool, seed: u8) {
+        let pattern = |seed: u8| (0..bytes).map(|n| u8::try_from(n % 251).unwrap() ^ seed).collect::<Vec<_>>();
+        let (mut device, mut host) = (vec![0; bytes + 256], vec![0; bytes]);
         // Whole lines around what is copied.
         let start = device.as_ptr().addr().next_multiple_of(64) - device.as_ptr().addr() + 13;
         match direction {
             CopyDirection::HostToDevice => host = pattern(seed),
-            CopyDirection::DeviceToHost => device[start..start + BYTES].copy_from_slice(&pattern(seed)),
+            CopyDirection::DeviceToHost => device[start..start + bytes].copy_from_slice(&pattern(seed)),
         }
         let at = device.as_mut_ptr().wrapping_add(start);
-        let shares = Shares::new(Span::new(at.addr(), BYTES), 4, direction, eighths);
-        let (routine, host_at) = (preferred(), host.as_mut_ptr());
+        let span = Span::new(at.addr(), bytes);
+        let shares = Shares::new(span, 4, direction).expect("a line for each");
+        assert_eq!(shares.rest(span, 4).is_some(), bytes == LONG, "{direction:?}");
+        let (routine, host_at, shares) = (preferred(), host.as_mut_ptr(), is_shared.then_some(shares));
         let job =
-            Job { routine, device: at, host: host_at, len: BYTES, shares, threads: 4, direction, is_prompt: true };
+            Job { routine, device: at, host: host_at, len: bytes, shares, threads: 4, direction, is_prompt: !wakes };
         // SAFETY: one copy at a time; both vectors outlive it, and nothing else touches them meanwhile.
         unsafe { pool.run(job, 3, wakes) };
-        assert!(host == pattern(seed), "{direction:?} {eighths:?}");
-        assert!(device[start..start + BYTES] == host, "{direction:?} {eighths:?}");
-        assert!(device[..start].iter().chain(&device[start + BYTES..]).all(|&byte| byte == 0), "{direction:?}");
+        assert!(host == pattern(seed), "{direction:?} {bytes} {is_shared}");
+        assert!(device[start..start + bytes] == host, "{direction:?} {bytes} {is_shared}");
+        assert!(device[..start].iter().chain(&device[start + bytes..]).all(|&byte| byte == 0), "{direction:?}");
     }
 
+    /// Eight copies.
     fn copies(pool: &Pool, seed: u8) {
         for direction in [CopyDirection::HostToDevice, CopyDirection::DeviceToHost] {
-            for eighths in [None, Some(0), Some(4), Some(7), Some(8)] {
-                copy(pool, direction, eighths, false, seed);
+            for bytes in [SHORT, LONG] {
+                for is_shared in [true, false] {
+                    copy(pool, direction, bytes, is_shared, false, seed);
+                }
             }
         }
     }
@@ -482,7 +390,7 @@ mod tests {
         assert_eq!(pool.awake_of(3), 3, "taken to be awake");
         copies(&pool, 0x5a);
         let number = pool.call().number;
-        assert_eq!(number, 10);
+        assert_eq!(number, 8);
         for worker in &pool.workers {
             assert_eq!(
                 (worker.taken.0.load(Ordering::Relaxed), worker.done.0.load(Ordering::Relaxed)),
@@ -504,9 +412,9 @@ mod tests {
                 })
             });
             threads.iter().enumerate().for_each(|(n, thread)| pool.hire(n, thread.thread()));
-            for round in 0..200 {
+            for round in 0..100 {
                 copies(&pool, round);
-                copy(&pool, CopyDirection::DeviceToHost, Some(0), true, round);
+                copy(&pool, CopyDirection::DeviceToHost, SHORT, false, true, round);
                 if round % 10 == 0 {
                     thread::sleep(Duration::from_micros(200));
                 }
