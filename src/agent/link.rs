@@ -21,6 +21,8 @@ const SPINS: u32 = 256;
 const IMPATIENT: u32 = 16;
 /// Bytes of a copy from which on it is worth while to have bulk copies: more than 256 threads load at once.
 const LONG: u32 = 32 << 10;
+/// For calls that wait for a kernel's end, between one that stayed its time and the next.
+const ROOM: Duration = Duration::from_micros(100);
 /// Between two questions to CUDA whether the kernel still runs.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
@@ -44,6 +46,7 @@ pub(super) struct Link<'a> {
     bulk: bool,
     generation: u32,
     launches: u64,
+    launched: Instant,
     broken: Option<Error>,
 }
 
@@ -83,6 +86,7 @@ impl<'a> Link<'a> {
             bulk: options.idle_timeout.is_none() && options.residency.is_none(),
             generation: 0,
             launches: 0,
+            launched: Instant::now(),
             broken: None,
         };
         link.launch(options.first_number)?;
@@ -91,6 +95,10 @@ impl<'a> Link<'a> {
 
     #[cold]
     fn launch(&mut self, next: u32) -> Result<()> {
+        if self.residency_ns != 0 && self.launches > 0 {
+            self.leave_room();
+        }
+        self.launched = Instant::now();
         self.generation = self.generation.wrapping_add(1);
         self.launches += 1;
         let launch = Launch {
@@ -104,6 +112,18 @@ impl<'a> Link<'a> {
             bulk: self.bulk,
         };
         self.engine.launch(launch).inspect_err(|error| self.broken = Some(error.clone()))
+    }
+
+    /// After a kernel that left because it had stayed long enough: a while without one, for the calls that wait for its end. Some
+    /// of them are done only if nothing else has been launched by then, and a request that waits has the next kernel launched
+    /// within microseconds.
+    fn leave_room(&self) {
+        let stayed = self.launched.elapsed();
+        if stayed >= Duration::from_nanos(self.residency_ns) {
+            while self.launched.elapsed() < stayed + ROOM {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// How often the kernel was launched.

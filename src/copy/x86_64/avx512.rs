@@ -46,6 +46,47 @@ macro_rules! lines {
     };
 }
 
+/// Loads so many whole lines, and stores each in two halves.
+///
+/// With one store for a line the processor's store buffer (112 entries, Golden Cove) takes in the stores of more than 4 KiB whose
+/// loads are still out. A load then meets a store of the same lower 12 address bits that has no data yet, and, it seems, gives up
+/// its fill buffer. Half stores end its view at 56 lines. Two processes in turn beside an H200, medians: 2 KiB 2.20 us against
+/// 2.78, 4 KiB 4.52 against 5.35, 64 KiB 68.6 against 79.6.
+macro_rules! load_whole {
+    ($dst:expr, $src:expr, $($register:tt $half:tt $at:literal $upper:literal)+) => {
+        asm!(
+            $(concat!("vmovntdqa ", $register, ", [{src} + ", $at, "]"),)+
+            $(
+                concat!("vmovdqu64 [{dst} + ", $at, "], ", $half),
+                concat!("vextracti64x4 [{dst} + ", $upper, "], ", $register, ", 1"),
+            )+
+            dst = in(reg) $dst,
+            src = in(reg) $src,
+            $(out($register) _,)+
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+macro_rules! whole_lines {
+    (8, $dst:expr, $src:expr) => {
+        load_whole!(
+            $dst, $src,
+            "zmm16" "ymm16" 0 32 "zmm17" "ymm17" 64 96 "zmm18" "ymm18" 128 160 "zmm19" "ymm19" 192 224
+            "zmm20" "ymm20" 256 288 "zmm21" "ymm21" 320 352 "zmm22" "ymm22" 384 416 "zmm23" "ymm23" 448 480
+        )
+    };
+    (16, $dst:expr, $src:expr) => {
+        load_whole!(
+            $dst, $src,
+            "zmm16" "ymm16" 0 32 "zmm17" "ymm17" 64 96 "zmm18" "ymm18" 128 160 "zmm19" "ymm19" 192 224
+            "zmm20" "ymm20" 256 288 "zmm21" "ymm21" 320 352 "zmm22" "ymm22" 384 416 "zmm23" "ymm23" 448 480
+            "zmm24" "ymm24" 512 544 "zmm25" "ymm25" 576 608 "zmm26" "ymm26" 640 672 "zmm27" "ymm27" 704 736
+            "zmm28" "ymm28" 768 800 "zmm29" "ymm29" 832 864 "zmm30" "ymm30" 896 928 "zmm31" "ymm31" 960 992
+        )
+    };
+}
+
 /// A part of a line as the 64-byte window around it on the host side, lane for lane with the device's line.
 #[derive(Clone, Copy)]
 struct Part {
@@ -173,7 +214,7 @@ impl Leaf for Avx512 {
         macro_rules! whole {
             ($count:tt) => {
                 // SAFETY: behind the first line so many are left before the last.
-                unsafe { lines!($count, "vmovntdqa", "vmovdqu64", dst, src) };
+                unsafe { whole_lines!($count, dst, src) };
                 (dst, src) = (dst.wrapping_add($count * LINE_BYTES), src.wrapping_add($count * LINE_BYTES));
                 left -= $count;
             };
