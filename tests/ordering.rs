@@ -11,8 +11,8 @@ mod common;
 
 use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::step::{Tracee, breakpoint};
 use gdrcopy::{BackendKind, Error, ErrorKind, Mapping, Session, copy};
@@ -283,9 +283,6 @@ impl Watch<'_> {
 
 /// `None` where tracing is not permitted.
 fn trace(cases: &[Case], routine: &str) -> Option<Vec<Seen>> {
-    // A child inherits what other tests' threads hold at the time.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock();
     let shared = shared();
     let tracee = Tracee::start("the order of fences and accesses", || perform_all(shared, cases, routine).unwrap())?;
     let window = shared.window.load(Ordering::SeqCst);
@@ -311,8 +308,16 @@ fn trace(cases: &[Case], routine: &str) -> Option<Vec<Seen>> {
     Some(all)
 }
 
+/// A forked child inherits what other tests' threads hold at the time, and waits for ever for what they are about to set up. So
+/// whole tests take turns.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn every_verb_fences_as_promised() {
+    let _alone = alone();
     for routine in copy::routines().iter().filter(|routine| routine.is_available()) {
         let Some(seen) = trace(CASES, routine.name()) else { return };
         for (case, seen) in CASES.iter().zip(seen) {
@@ -325,6 +330,7 @@ fn every_verb_fences_as_promised() {
 /// The harness has to see what it is there to see.
 #[test]
 fn wrong_verbs_are_caught() {
+    let _alone = alone();
     let wrong = [
         store("data and flag without a fence", |m, _| done!(m.write_posted(0, &DATA[..4])), &[]),
         store(
