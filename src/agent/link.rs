@@ -95,9 +95,6 @@ impl<'a> Link<'a> {
 
     #[cold]
     fn launch(&mut self, next: u32) -> Result<()> {
-        if self.residency_ns != 0 && self.launches > 0 {
-            self.leave_room();
-        }
         self.launched = Instant::now();
         self.generation = self.generation.wrapping_add(1);
         self.launches += 1;
@@ -114,16 +111,18 @@ impl<'a> Link<'a> {
         self.engine.launch(launch).inspect_err(|error| self.broken = Some(error.clone()))
     }
 
-    /// After a kernel that left because it had stayed long enough: a while without one, for the calls that wait for its end. Some
-    /// of them are done only if nothing else has been launched by then, and a request that waits has the next kernel launched
-    /// within microseconds.
-    fn leave_room(&self) {
+    /// Launches the kernel again that left a request which is waited for. One that had stayed its time has been busy till then:
+    /// so first there is a while without one, for the calls that wait for its end. Some of them are done only if nothing else
+    /// has been launched by then, which otherwise happens within microseconds.
+    #[cold]
+    fn launch_for_waiting(&mut self, next: u32) -> Result<()> {
         let stayed = self.launched.elapsed();
-        if stayed >= Duration::from_nanos(self.residency_ns) {
+        if self.residency_ns != 0 && stayed >= Duration::from_nanos(self.residency_ns) {
             while self.launched.elapsed() < stayed + ROOM {
                 std::hint::spin_loop();
             }
         }
+        self.launch(next)
     }
 
     /// How often the kernel was launched.
@@ -269,7 +268,7 @@ impl<'a> Link<'a> {
                 if let Some(value) = ready(&self.control) {
                     return Ok(value);
                 }
-                self.launch(unserved)?;
+                self.launch_for_waiting(unserved)?;
             }
         }
         self.until_late(ready)
@@ -294,7 +293,7 @@ impl<'a> Link<'a> {
                 if let Some(value) = ready(&self.control) {
                     return Ok(value);
                 }
-                self.launch(unserved)?;
+                self.launch_for_waiting(unserved)?;
             }
             self.engine.give_way();
             let now = Instant::now();

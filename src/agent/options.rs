@@ -100,7 +100,7 @@ impl AgentOptions {
     }
 
     /// The kernel ends between two requests after so long however busy it is, so that calls which wait for it get their
-    /// turn, and stays away for 100 us; 10 ms by default. `None`: never.
+    /// turn, and stays away for 100 us if a request waits by then; 10 ms by default. `None`: never.
     #[must_use]
     pub fn residency(mut self, limit: Option<Duration>) -> Self {
         self.residency = limit;

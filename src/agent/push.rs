@@ -70,8 +70,8 @@ const RING_SPACE: usize = 64 << 10;
 /// avoids the last), in the same process. So the kernel ends by itself when no request came for
 /// [`AgentOptions::idle_timeout`], and between two requests after [`AgentOptions::residency`]; the next request launches
 /// it again. With [`AgentOptions::dedicated`] those calls block until the agent is dropped, by another thread.
-/// A call that waits needs a moment without the kernel. So one that left for the second reason is launched again after 100 µs
-/// only. Where other threads read without a pause, and several calls wait at once, some waited 1.5 s on an H200 all the same.
+/// A call that waits needs a moment without the kernel. So one that left for the second reason, with a request to wait for, is
+/// launched again after 100 µs only. Where other threads read without a pause, and several calls wait at once, some waited 1.5 s on an H200 all the same.
 ///
 /// The block takes an SM while it runs: 256 threads of 64 registers each. On GPUs of compute capability 9.0 and later (from
 /// Hopper on) it fetches more than its threads load at once, 32 KiB, through 160 KiB of that SM's shared memory: its launch
