@@ -32,17 +32,8 @@ macro_rules! block {
 /// [`block!`] of a given number of lines.
 macro_rules! lines {
     (1, $($how:tt)+) => { block!($($how)+, "zmm16" 0) };
-    (2, $($how:tt)+) => { block!($($how)+, "zmm16" 0 "zmm17" 64) };
-    (4, $($how:tt)+) => { block!($($how)+, "zmm16" 0 "zmm17" 64 "zmm18" 128 "zmm19" 192) };
     (8, $($how:tt)+) => {
         block!($($how)+, "zmm16" 0 "zmm17" 64 "zmm18" 128 "zmm19" 192 "zmm20" 256 "zmm21" 320 "zmm22" 384 "zmm23" 448)
-    };
-    (16, $($how:tt)+) => {
-        block!(
-            $($how)+,
-            "zmm16" 0 "zmm17" 64 "zmm18" 128 "zmm19" 192 "zmm20" 256 "zmm21" 320 "zmm22" 384 "zmm23" 448
-            "zmm24" 512 "zmm25" 576 "zmm26" 640 "zmm27" 704 "zmm28" 768 "zmm29" 832 "zmm30" 896 "zmm31" 960
-        )
     };
 }
 
@@ -68,7 +59,15 @@ macro_rules! load_whole {
     };
 }
 
+/// [`load_whole!`] of a given number of lines.
 macro_rules! whole_lines {
+    (1, $dst:expr, $src:expr) => { load_whole!($dst, $src, "zmm16" "ymm16" 0 32) };
+    (4, $dst:expr, $src:expr) => {
+        load_whole!(
+            $dst, $src,
+            "zmm16" "ymm16" 0 32 "zmm17" "ymm17" 64 96 "zmm18" "ymm18" 128 160 "zmm19" "ymm19" 192 224
+        )
+    };
     (8, $dst:expr, $src:expr) => {
         load_whole!(
             $dst, $src,
@@ -84,6 +83,16 @@ macro_rules! whole_lines {
             "zmm24" "ymm24" 512 544 "zmm25" "ymm25" 576 608 "zmm26" "ymm26" 640 672 "zmm27" "ymm27" 704 736
             "zmm28" "ymm28" 768 800 "zmm29" "ymm29" 832 864 "zmm30" "ymm30" 896 928 "zmm31" "ymm31" 960 992
         )
+    };
+}
+
+/// Loads the next lines, so many of those that are left, and goes on behind them.
+macro_rules! load_next {
+    ($count:tt, $dst:ident, $src:ident, $left:ident) => {
+        // SAFETY: so many lines are left in both ranges; `$src` is a multiple of 64; the registers are declared.
+        unsafe { whole_lines!($count, $dst, $src) };
+        ($dst, $src) = ($dst.wrapping_add($count * LINE_BYTES), $src.wrapping_add($count * LINE_BYTES));
+        $left -= $count;
     };
 }
 
@@ -158,26 +167,18 @@ impl Leaf for Avx512 {
 
     #[inline(always)]
     unsafe fn load_lines(mut dst: *mut u8, mut src: *const u8, mut lines: usize) {
-        macro_rules! load {
-            ($count:tt) => {
-                // SAFETY: so many lines are left in both ranges; `src` is a multiple of 64; the registers are declared.
-                unsafe { lines!($count, "vmovntdqa", "vmovdqu64", dst, src) };
-                (dst, src) = (dst.wrapping_add($count * LINE_BYTES), src.wrapping_add($count * LINE_BYTES));
-                lines -= $count;
-            };
-        }
         // Sixteen is also the number of fill buffers, so that a block is one round trip.
         while lines >= 16 {
-            load!(16);
+            load_next!(16, dst, src, lines);
         }
         if lines >= 8 {
-            load!(8);
+            load_next!(8, dst, src, lines);
         }
         if lines >= 4 {
-            load!(4);
+            load_next!(4, dst, src, lines);
         }
         while lines > 0 {
-            load!(1);
+            load_next!(1, dst, src, lines);
         }
     }
 
@@ -211,27 +212,19 @@ impl Leaf for Avx512 {
         // 8.61): presumably a load whose address ends in the same 12 bits waits for such a store, and gives up its buffer.
         (dst, src) = (dst.wrapping_add(LINE_BYTES), src.wrapping_add(LINE_BYTES));
         let mut left = lines - 1;
-        macro_rules! whole {
-            ($count:tt) => {
-                // SAFETY: behind the first line so many are left before the last.
-                unsafe { whole_lines!($count, dst, src) };
-                (dst, src) = (dst.wrapping_add($count * LINE_BYTES), src.wrapping_add($count * LINE_BYTES));
-                left -= $count;
-            };
-        }
         // What comes behind the first block may be guessed wrong: the fill buffers are taken.
         if left > 16 {
             fence::load();
-            whole!(16);
+            load_next!(16, dst, src, left);
         } else {
             fence::load();
-            whole!(8);
+            load_next!(8, dst, src, left);
         }
         while left > 16 {
-            whole!(16);
+            load_next!(16, dst, src, left);
         }
         if left == 16 {
-            whole!(8);
+            load_next!(8, dst, src, left);
         }
         let before = (dst.wrapping_sub(LINE_BYTES), src.wrapping_sub(LINE_BYTES));
         // SAFETY: as above; 2 to 16 lines, the first and the last ones of the range.
