@@ -297,12 +297,7 @@ fn the_agent_can_be_used_by_itself() {
 fn the_copy_engine_finds_what_was_written_before() {
     let session = session();
     let buffer = session.alloc(engine::BYTES).unwrap();
-    let policy = engine::everything_by_the_copy_engine();
-    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
-    let mut host = copier.host_buffer(engine::BYTES).unwrap();
-    for bytes in [0, 1, 4096] {
-        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
-    }
+    let (mut copier, mut host) = engine::copier(&session, &buffer);
     let rounds = 20_000;
     let seen = engine::rounds(&mut copier, host.as_mut_slice(), rounds, false);
     assert_eq!(seen, engine::Seen { rounds, ..engine::Seen::default() });

@@ -31,9 +31,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use env::from_env;
-use gdrcopy::auto::{AutoCopier, AutoMethod, AutoOptions};
 use gdrcopy::cuda::{Module, PinnedHost, Priority, Stream, parameter_bytes};
-use gdrcopy::policy::CopyDirection;
 use gdrcopy::{BackendKind, Mapping, Session};
 use zerocopy::IntoBytes;
 
@@ -135,12 +133,7 @@ fn nanoseconds(time: Duration) -> u64 {
 fn the_copy_engine_finds_what_was_written_before() {
     let Some(session) = session(None) else { return };
     let buffer = session.alloc(engine::BYTES).unwrap();
-    let policy = engine::everything_by_the_copy_engine();
-    let mut copier = AutoCopier::with_policy(&session, &buffer, policy, AutoOptions::default().page_locked()).unwrap();
-    let mut host = copier.host_buffer(engine::BYTES).unwrap();
-    for bytes in [0, 1, 4096] {
-        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
-    }
+    let (mut copier, mut host) = engine::copier(&session, &buffer);
     let rounds: usize = from_env("GDRCOPY_SOAK_ENGINE_ROUNDS", 1_000_000);
     let started = Instant::now();
     let seen = engine::rounds(&mut copier, host.as_mut_slice(), rounds, false);

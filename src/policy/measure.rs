@@ -56,8 +56,14 @@ impl Site {
         Ok(())
     }
 
+    /// By a figure of each arm.
     fn cell(&self, figure: fn(&Arm) -> f64) -> Cell {
-        of(self.bytes, &self.arms, figure)
+        let margin = 1.0 + close(&self.arms).map(Arm::doubt).fold(0.0, f64::max);
+        Cell {
+            bytes: self.bytes,
+            candidates: self.arms.iter().map(|arm| (arm.method, figure(arm))).collect(),
+            margin: margin.clamp(MARGINS.0, MARGINS.1),
+        }
     }
 }
 
@@ -157,16 +163,6 @@ fn settle(subject: &mut impl Subject, sites: &mut [Site], end: Instant, order: &
         let who = if site.rounds < FEW_ROUNDS { contenders(&site.arms) } else { close_ones(&site.arms) };
         site.round(subject, who, order)?;
         site.spent += started.elapsed();
-    }
-}
-
-/// A cell of a figure of each arm.
-fn of(bytes: usize, arms: &[Arm], figure: fn(&Arm) -> f64) -> Cell {
-    let margin = 1.0 + close(arms).map(Arm::doubt).fold(0.0, f64::max);
-    Cell {
-        bytes,
-        candidates: arms.iter().map(|arm| (arm.method, figure(arm))).collect(),
-        margin: margin.clamp(MARGINS.0, MARGINS.1),
     }
 }
 

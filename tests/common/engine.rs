@@ -5,8 +5,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gdrcopy::Policy;
-use gdrcopy::auto::AutoCopier;
+use gdrcopy::agent::HostBuffer;
+use gdrcopy::auto::{AutoCopier, AutoMethod, AutoOptions};
+use gdrcopy::policy::CopyDirection;
+use gdrcopy::{DeviceBuffer, Policy, Session};
 
 /// Sizes of the copies: parts of a line, lines, and more than a write-combining buffer.
 const SIZES: [usize; 10] = [1, 3, 8, 16, 63, 64, 100, 256, 1000, 4096];
@@ -15,8 +17,20 @@ const OFFSETS: usize = 3001;
 /// What buffer and host memory have to have room for.
 pub const BYTES: usize = OFFSETS + 4096 + 64;
 
+/// A copier that has the copy engine do everything, and page-locked memory for it: [`BYTES`] of the one for [`BYTES`] of the
+/// buffer.
+pub fn copier<'a>(session: &Session, buffer: &'a DeviceBuffer) -> (AutoCopier<'a>, HostBuffer) {
+    let policy = everything_by_the_copy_engine();
+    let mut copier = AutoCopier::with_policy(session, buffer, policy, AutoOptions::default().page_locked()).unwrap();
+    for bytes in [0, 1, 4096] {
+        assert_eq!(copier.explain(CopyDirection::DeviceToHost, bytes).method(), AutoMethod::CopyEngine);
+    }
+    let host = copier.host_buffer(BYTES).unwrap();
+    (copier, host)
+}
+
 /// A policy that has the copy engine do everything.
-pub fn everything_by_the_copy_engine() -> Policy {
+fn everything_by_the_copy_engine() -> Policy {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("gdrcopy-{}-{number}-copy-engine", std::process::id()));
